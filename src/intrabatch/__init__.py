@@ -1,0 +1,1 @@
+"""Image embeddings learned by letting all images of a mini-batch exchange messages."""

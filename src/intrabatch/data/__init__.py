@@ -1,0 +1,1 @@
+"""Images and how they reach the network."""
