@@ -1,7 +1,8 @@
 """An image set: named images with labels, and where they come from.
 
-Every source of images (a folder, a table, a benchmark, the built-in glyphs, an array) becomes one `ImageSet`; everything
-after it sees only that. It does not know models, nor how pixels are decoded: its `source` reads one image by name.
+Every source of images (a folder, a table, a benchmark, the built-in glyphs, an array) becomes one `ImageSet`;
+everything after it sees only that. It does not know models, nor how pixels are decoded: its `source` reads one image
+by name.
 Shapes: N images, H x W pixels.
 """
 
@@ -41,7 +42,7 @@ class ArraySource:
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Names, labels and classes of N images, their split and role where they have one, and the source of their pixels."""
+    """Names, labels and classes of N images, their split and role if they have one, and the source of their pixels."""
 
     names: tuple[str, ...]
     labels: NDArray[np.int64]
@@ -100,8 +101,8 @@ def split_classes(images: ImageSet, val: float, test: float, seed: int) -> Image
     num_val = max(1, round(val * len(usable))) if val > 0 else 0
     if len(usable) - num_test - num_val < 2:
         raise DataError(
-            f"{len(usable)} classes with two or more images are too few to split: {num_val} would validate, {num_test} test, "
-            f"and at least 2 must train; add classes, or give a split of your own (train/, val/ and test/ folders)"
+            f"{len(usable)} classes with two or more images are too few to split: {num_val} would validate, {num_test} "
+            f"test, and at least 2 must train; add classes, or give a split of your own (train/, val/, test/ folders)"
         )
     order = np.random.default_rng([seed, 0x5B117]).permutation(usable)
     of_class = np.full(len(images.classes), "test", dtype="<U5")
