@@ -37,7 +37,8 @@ class ArraySource:
     rows: dict[str, int]
 
     def read(self, name: str) -> NDArray[np.uint8]:
-        return self.pixels_NHW3[self.rows[name]]
+        image: NDArray[np.uint8] = self.pixels_NHW3[self.rows[name]]
+        return image
 
 
 @dataclass(frozen=True, eq=False)
