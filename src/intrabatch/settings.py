@@ -112,7 +112,7 @@ def fields_help(kind: type) -> dict[str, str]:
     for field, text in zip(node.body, node.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             documented = isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
-            texts[field.target.id] = inspect.cleandoc(str(text.value.value)) if documented else ""  # type: ignore[attr-defined]
+            texts[field.target.id] = " ".join(str(text.value.value).split()) if documented else ""  # type: ignore[attr-defined]
     return texts
 
 

@@ -1,0 +1,107 @@
+"""The parts put together: the loss with message passing, and the whole network that training moves.
+
+`IntraBatchLoss(num_classes, dim)(embeddings, labels)` has the call shape of the field's losses and works in anybody's
+loop: give its parameters to the optimiser, and drop it when training is over. It knows no images and no backbone.
+Shapes: B samples, D embedding size, L message-passing steps, C classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import torch
+from torch import Tensor, nn
+
+from .backbone import Embedder
+from .config import Config, LossConfig, MessagesConfig
+from .errors import DataError
+from .heads import Head, make_head
+from .messages import MessagePassing
+
+
+class IntraBatchLoss(nn.Module):
+    """Cross-entropy on the embeddings plus cross-entropy on what they become by exchanging messages in the batch.
+
+    loss_fn = IntraBatchLoss(num_classes=100, dim=512)
+    optimizer = torch.optim.AdamW([*model.parameters(), *loss_fn.parameters()])
+    loss = loss_fn(embeddings, labels)   # embeddings as they leave the model, not normalised
+
+    `messages` and `loss` hold every variant of the method; their defaults are the released code's.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        dim: int = 512,
+        *,
+        messages: MessagesConfig | None = None,
+        loss: LossConfig | None = None,
+    ) -> None:
+        super().__init__()
+        messages, loss = messages or MessagesConfig(), loss or LossConfig()
+        self.num_classes, self.dim = num_classes, dim
+        self.weights = {"auxiliary": loss.auxiliary, "messages": loss.messages}
+        self.all_steps = messages.head_input == "all"
+        self.auxiliary: Head | None = None
+        self.passing: MessagePassing | None = None
+        self.refined: Head | None = None
+        if loss.auxiliary:
+            self.auxiliary = make_head(loss.auxiliary_head, dim, num_classes, loss.temperature, loss.smoothing, False)
+        if loss.messages:
+            settings = asdict(messages)
+            settings.pop("head_input")
+            self.passing = MessagePassing(dim, **settings)
+            width = dim * messages.steps if self.all_steps else dim
+            temperature = loss.messages_temperature or loss.temperature
+            self.refined = make_head(loss.messages_head, width, num_classes, temperature, loss.smoothing, True)
+
+    def forward(self, embeddings_BD: Tensor, labels_B: Tensor) -> Tensor:
+        return self.total(self.parts(embeddings_BD, labels_B))
+
+    def total(self, parts: dict[str, Tensor]) -> Tensor:
+        """The weighted sum of the losses."""
+        return torch.stack([self.weights[name] * value for name, value in parts.items()]).sum()
+
+    def parts(self, embeddings_BD: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
+        """The losses by name, before their weights: "auxiliary" and "messages", those that are on."""
+        self._check(embeddings_BD, labels_B)
+        found = {}
+        if self.auxiliary is not None:
+            found["auxiliary"] = self.auxiliary(embeddings_BD, labels_B)
+        if self.refined is not None:
+            found["messages"] = self.refined(self.refine(embeddings_BD), labels_B)
+        return found
+
+    def refine(self, embeddings_BD: Tensor) -> Tensor:
+        """What the head on refined features reads: the last step's features, or all steps' side by side."""
+        assert self.passing is not None, "loss.messages is 0: there is no message passing in this loss"
+        refined_LBD = self.passing(embeddings_BD)
+        return torch.cat(refined_LBD, dim=-1) if self.all_steps else refined_LBD[-1]
+
+    def _check(self, embeddings_BD: Tensor, labels_B: Tensor) -> None:
+        """Shapes, and label values where looking does not make a GPU wait."""
+        if embeddings_BD.ndim != 2 or embeddings_BD.shape[1] != self.dim:
+            shape = tuple(embeddings_BD.shape)
+            raise DataError(f"IntraBatchLoss: embeddings have shape {shape}, expected (batch, {self.dim}); set dim=")
+        if labels_B.shape != embeddings_BD.shape[:1]:
+            shape = tuple(labels_B.shape)
+            raise DataError(f"IntraBatchLoss: labels have shape {shape}, expected ({len(embeddings_BD)},)")
+        if labels_B.device.type == "cpu" and len(labels_B):
+            low, high = int(labels_B.min()), int(labels_B.max())
+            if low < 0 or high >= self.num_classes:
+                raise DataError(f"IntraBatchLoss: labels run from {low} to {high}, expected 0 to {self.num_classes - 1}")
+
+
+class Network(nn.Module):
+    """What training moves: the embedder, kept afterwards, and the loss, which is only needed to train."""
+
+    def __init__(self, config: Config, num_classes: int, *, load_weights: bool = True) -> None:
+        super().__init__()
+        self.embedder = Embedder(config.model, load_weights=load_weights)
+        self.loss = IntraBatchLoss(num_classes, config.model.dim, messages=config.messages, loss=config.loss)
+
+    def forward(self, images_B3HW: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
+        """The losses of a batch by name; in float32, whatever the backbone computes in."""
+        embeddings_BD = self.embedder(images_B3HW)
+        with torch.autocast(embeddings_BD.device.type, enabled=False):
+            return self.loss.parts(embeddings_BD.float(), labels_B)
