@@ -89,7 +89,8 @@ class IntraBatchLoss(nn.Module):
         if labels_B.device.type == "cpu" and len(labels_B):
             low, high = int(labels_B.min()), int(labels_B.max())
             if low < 0 or high >= self.num_classes:
-                raise DataError(f"IntraBatchLoss: labels run from {low} to {high}, expected 0 to {self.num_classes - 1}")
+                expected = f"expected 0 to {self.num_classes - 1}; set num_classes="
+                raise DataError(f"IntraBatchLoss: labels run from {low} to {high}, {expected}")
 
 
 class Network(nn.Module):

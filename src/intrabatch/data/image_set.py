@@ -24,8 +24,11 @@ ROLES = ("query", "gallery", "both")
 class Source(Protocol):
     """Where pixels come from: one small method, so that a test or a user can put an array in its place."""
 
-    def read(self, name: str) -> NDArray[np.uint8]:
-        """The image called `name` as RGB pixels of shape (H, W, 3)."""
+    def read(self, name: str, smallest_side: int = 0) -> NDArray[np.uint8]:
+        """The image called `name` as RGB pixels of shape (H, W, 3).
+
+        A source may return a smaller version, if its shorter side still has `smallest_side` pixels; 0 asks for all.
+        """
         ...
 
 
@@ -36,7 +39,7 @@ class ArraySource:
     pixels_NHW3: NDArray[np.uint8]
     rows: dict[str, int]
 
-    def read(self, name: str) -> NDArray[np.uint8]:
+    def read(self, name: str, smallest_side: int = 0) -> NDArray[np.uint8]:
         image: NDArray[np.uint8] = self.pixels_NHW3[self.rows[name]]
         return image
 
@@ -64,8 +67,8 @@ class ImageSet:
     def __len__(self) -> int:
         return len(self.names)
 
-    def read(self, index: int) -> NDArray[np.uint8]:
-        return self.source.read(self.names[index])
+    def read(self, index: int, smallest_side: int = 0) -> NDArray[np.uint8]:
+        return self.source.read(self.names[index], smallest_side)
 
     def class_sizes(self) -> NDArray[np.int64]:
         return np.bincount(self.labels, minlength=len(self.classes))

@@ -1,0 +1,117 @@
+"""Images to vectors by the backbone alone, and files of vectors.
+
+An embedding never depends on which other images are embedded with it. Knows nothing of training or message passing.
+Shapes: N images, B images at a time, D numbers a vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .backbone import Embedder
+from .errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class Embeddings:
+    """Unit vectors with the names, labels and roles of their images."""
+
+    vectors_ND: NDArray[np.float32]
+    names: tuple[str, ...]
+    labels: tuple[str, ...]
+    roles: tuple[str, ...] | None = None
+
+
+@torch.no_grad()
+def embed_crops(embedder: Embedder, crops: Iterable[Tensor], precision: torch.dtype) -> NDArray[np.float32]:
+    """Unit vectors (N, D) of centre crops, given some at a time; the embedder's mode is put back as it was."""
+    was_training = embedder.training
+    embedder.eval()
+    try:
+        vectors = []
+        for crops_B3SS in crops:
+            with torch.autocast(crops_B3SS.device.type, precision, enabled=precision != torch.float32):
+                vectors.append(embedder.embed(crops_B3SS))
+    finally:
+        embedder.train(was_training)
+    if not vectors:
+        raise DataError("no images to embed; expected at least one")
+    return torch.cat(vectors).cpu().numpy()
+
+
+def save_embeddings(path: Path, embeddings: Embeddings) -> None:
+    """Write a .parquet table (path, label, vector) or a .npz archive of the same columns."""
+    if path.suffix == ".npz":
+        texts = {"path": embeddings.names, "label": embeddings.labels, "role": embeddings.roles}
+        arrays = {name: np.array(values) for name, values in texts.items() if values is not None}
+        np.savez(path, allow_pickle=False, vector=embeddings.vectors_ND, **arrays)
+    elif path.suffix == ".parquet":
+        flat = pa.array(embeddings.vectors_ND.ravel())
+        columns = {
+            "path": pa.array(embeddings.names),
+            "label": pa.array(embeddings.labels),
+            "vector": pa.FixedSizeListArray.from_arrays(flat, embeddings.vectors_ND.shape[1]),
+        }
+        if embeddings.roles is not None:
+            columns["role"] = pa.array(embeddings.roles)
+        pq.write_table(pa.table(columns), path)
+    else:
+        raise DataError(f"--out {path}: unknown kind of file '{path.suffix}'; choose from: .parquet, .npz")
+
+
+def load_embeddings(path: Path, labels: Path | None = None) -> Embeddings:
+    """Read vectors with labels, whoever made them: .parquet or .npz (path, label, vector, role), or .npy with a CSV.
+
+    The CSV that goes with a .npy has a column label, one row a vector, and optionally path and role.
+    """
+    if not path.is_file():
+        raise DataError(f"no embeddings file {path}")
+    try:
+        columns = _read_columns(path, labels)
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        raise DataError(f"embeddings file {path} cannot be read: {str(error).splitlines()[0]}") from None
+    for needed in ("vector", "label"):
+        if needed not in columns:
+            raise DataError(f"embeddings file {path} has no '{needed}'; it has: {', '.join(columns)}")
+    vectors = np.asarray(columns["vector"], dtype=np.float32)
+    if vectors.ndim != 2:
+        raise DataError(f"embeddings file {path}: vectors have shape {vectors.shape}, expected (images, numbers)")
+    names = columns.get("path", np.arange(len(vectors)))
+    roles = columns.get("role")
+    found = Embeddings(vectors, _texts(names), _texts(columns["label"]), None if roles is None else _texts(roles))
+    if len(found.labels) != len(vectors):
+        raise DataError(f"embeddings file {path}: {len(vectors)} vectors but {len(found.labels)} labels")
+    return found
+
+
+def _read_columns(path: Path, labels: Path | None) -> dict[str, np.ndarray]:
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as archive:
+            return dict(archive)
+    if path.suffix == ".parquet":
+        table = pq.read_table(path)
+        columns = {name: table[name].to_numpy() for name in table.column_names if name != "vector"}
+        if "vector" in table.column_names:
+            columns["vector"] = np.stack(table["vector"].to_numpy())
+        return columns
+    if path.suffix == ".npy":
+        from pyarrow import csv
+
+        if labels is None:
+            raise ValueError("a .npy holds vectors only; give the labels as a second file: VECTORS.npy LABELS.csv")
+        table = csv.read_csv(labels)
+        return {"vector": np.load(path, allow_pickle=False)} | {n: table[n].to_numpy() for n in table.column_names}
+    raise ValueError(f"unknown kind of file '{path.suffix}'; choose from: .parquet, .npz, .npy with a .csv")
+
+
+def _texts(values: np.ndarray) -> tuple[str, ...]:
+    return tuple(str(value) for value in values)

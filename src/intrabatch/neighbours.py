@@ -1,0 +1,140 @@
+"""Exact nearest neighbours in blocks: no matrix of all pairs, on a CPU or a GPU, for any number of vectors.
+
+Quick scores propose a few more candidates than asked for; exact scores order them; a query whose order could still
+be different is looked up in full. An image is kept out of its own list by its index, so that copies of it stay in.
+This module does not know labels.
+Shapes: N or Q queries, G gallery, B rows of a block, C candidates, S slots times W groups, D numbers a vector.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .errors import EvaluationError
+from .scores import GRID, LARGEST, Points, Vectors, points
+
+ROWS = 1024
+"""Queries looked up together."""
+COLUMNS = 8192
+"""Gallery images they are compared with at once."""
+SPARE = 8
+"""Candidates beyond k, so that nearly every list is settled without a full look-up."""
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbours:
+    """For each query its k nearest in the gallery, nearest first."""
+
+    indices_Nk: NDArray[np.int64]
+    scores_Nk: NDArray[np.float32]
+    """Cosine, or minus the Euclidean distance: higher is nearer."""
+
+
+def nearest(
+    vectors_ND: Vectors,
+    k: int,
+    *,
+    gallery_GD: Vectors | None = None,
+    metric: str = "cosine",
+    exclude_self: bool = True,
+    device: str | torch.device = "cpu",
+) -> Neighbours:
+    """The k nearest gallery vectors of each vector; equally near ones in order of their index.
+
+    Without a gallery the vectors look among themselves, each without itself unless `exclude_self` is off.
+    """
+    queries, gallery = query_and_gallery(vectors_ND, gallery_GD, metric, device)
+    own = exclude_self and gallery is queries
+    available = len(gallery) - own
+    if not 1 <= k <= available:
+        raise EvaluationError(f"k = {k} neighbours asked for; expected 1 to {available}, the size of the gallery")
+    tolerance = queries.tolerance(gallery)
+    parts = []
+    for start in range(0, len(queries), ROWS):
+        rows_B = torch.arange(start, min(start + ROWS, len(queries)), device=queries.device)
+        parts.append(_nearest_of_rows(queries, gallery, rows_B, k, own, tolerance))
+    indices_Nk = torch.cat([indices for indices, _ in parts])
+    scores_Nk = torch.cat([scores for _, scores in parts])
+    if metric == "euclidean":
+        scores_Nk = -(scores_Nk * -2).sqrt() / queries.factors_N[0]
+    return Neighbours(indices_Nk.cpu().numpy(), scores_Nk.float().cpu().numpy())
+
+
+def query_and_gallery(
+    vectors_ND: Vectors, gallery_GD: Vectors | None, metric: str, device: str | torch.device
+) -> tuple[Points, Points]:
+    """Both on the device, on one scale; the same object when the vectors are their own gallery."""
+    queries = points(vectors_ND, metric, device)
+    if gallery_GD is None:
+        return queries, queries
+    gallery = points(gallery_GD, metric, device, "gallery vectors")
+    if queries.raw_ND.shape[1] != gallery.raw_ND.shape[1]:
+        raise EvaluationError(
+            f"queries have {queries.raw_ND.shape[1]} numbers a vector and the gallery {gallery.raw_ND.shape[1]}; "
+            f"both must come from the same model"
+        )
+    if metric == "euclidean":
+        factor = torch.minimum(queries.factors_N[0], gallery.factors_N[0])
+        queries = Points(queries.raw_ND, factor.expand(len(queries)), metric)
+        gallery = Points(gallery.raw_ND, factor.expand(len(gallery)), metric)
+    return queries, gallery
+
+
+def _nearest_of_rows(
+    queries: Points, gallery: Points, rows_B: Tensor, k: int, own: bool, tolerance: float
+) -> tuple[Tensor, Tensor]:
+    """Indices and exact scores of the k nearest of these queries."""
+    wanted = min(k + SPARE, len(gallery) - own)
+    candidates_BC, last_B = _candidates(queries, gallery, rows_B, wanted, own)
+    scores_BC = queries.pair_scores(rows_B, gallery, candidates_BC)
+    order_BC = ((scores_BC / GRID).round().long() * len(gallery) - candidates_BC).argsort(1, descending=True)
+    indices_Bk = candidates_BC.gather(1, order_BC)[:, :k]
+    scores_Bk = scores_BC.gather(1, order_BC)[:, :k]
+    if wanted < len(gallery) - own:
+        open_rows = torch.nonzero(scores_Bk[:, -1] <= last_B + tolerance).flatten()
+        for part in open_rows.split(max(1, LARGEST // len(gallery))):
+            indices_Bk[part] = _looked_up_in_full(queries, gallery, rows_B[part], k, own)
+            scores_Bk[part] = queries.pair_scores(rows_B[part], gallery, indices_Bk[part])
+    return indices_Bk, scores_Bk
+
+
+def _looked_up_in_full(queries: Points, gallery: Points, rows_B: Tensor, k: int, own: bool) -> Tensor:
+    keys_BG = queries.keys(rows_B, gallery)
+    if own:
+        keys_BG.scatter_(1, rows_B[:, None], torch.iinfo(torch.int64).min)
+    return keys_BG.topk(k, dim=1).indices
+
+
+def _candidates(queries: Points, gallery: Points, rows_B: Tensor, wanted: int, own: bool) -> tuple[Tensor, Tensor]:
+    """The gallery indices with the highest quick scores, and the lowest of these scores, for each of the queries."""
+    block = queries.block(rows_B)
+    scores_BC = torch.empty(len(rows_B), 0, device=queries.device)
+    indices_BC = torch.empty(len(rows_B), 0, dtype=torch.int64, device=queries.device)
+    for start in range(0, len(gallery), COLUMNS):
+        stop = min(start + COLUMNS, len(gallery))
+        new_BG = block.scores(gallery.block(slice(start, stop)))
+        if own:
+            inside = torch.nonzero((rows_B >= start) & (rows_B < stop)).flatten()
+            new_BG[inside, rows_B[inside] - start] = -torch.inf
+        top_scores, top_indices = _top(new_BG, min(wanted, stop - start))
+        scores_BC, kept = torch.cat([scores_BC, top_scores], 1).topk(min(wanted, scores_BC.shape[1] + top_scores.shape[1]))
+        indices_BC = torch.cat([indices_BC, top_indices + start], 1).gather(1, kept)
+    return indices_BC, scores_BC[:, -1]
+
+
+def _top(scores_BG: Tensor, k: int, slots: int = 32) -> tuple[Tensor, Tensor]:
+    """The k highest scores of each row, by way of the highest of every 32 columns when that saves looking at most."""
+    rows, width = scores_BG.shape
+    groups = width // slots
+    if width % slots or k * 4 > groups:
+        return scores_BG.topk(k)
+    scores_BSW = scores_BG.view(rows, slots, groups)
+    groups_Bk = scores_BSW.amax(1).topk(k).indices
+    inside_B = scores_BSW.gather(2, groups_Bk[:, None].expand(rows, slots, k)).flatten(1)
+    best_scores, where = inside_B.topk(k)
+    return best_scores, where // k * groups + groups_Bk.gather(1, where % k)

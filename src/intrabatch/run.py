@@ -1,0 +1,192 @@
+"""The run folder: everything needed to use, repeat or resume a training, as files a person can open.
+
+    config.yaml           the whole configuration, loadable with --config
+    classes.json          the training classes, in the order of the classifier
+    splits.csv            every image with its label, split and role
+    environment.json      versions, device, git commit
+    history.jsonl         one line an epoch
+    weights.safetensors   the network once training is over (or stopped)
+    metrics.json          figures with their protocol
+    checkpoint.pt         what resuming needs; gone when the run is finished
+
+Files are written beside their place and then moved there, so a kill or a full disk leaves the previous one whole.
+This module knows nothing of the network's inside.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from . import settings
+from ._version import VERSION
+from .config import Config
+from .data.image_set import ImageSet
+from .errors import RunError
+
+FORMAT = 1
+"""Raised when a run folder of before can no longer be read."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder. `Run.create` makes one, `Run.open` finds one."""
+
+    path: Path
+    config: Config
+    classes: tuple[str, ...]
+
+    @staticmethod
+    def create(path: Path, config: Config, images: ImageSet, classes: tuple[str, ...], device: str) -> Run:
+        """Begin a run in a new or empty folder."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise RunError(f"{path} exists and is not empty; choose another --out, or go on with --resume {path}")
+        run = Run(path, config, classes)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot make the run folder {path}: {error.strerror}") from None
+        run.write_text("config.yaml", settings.as_yaml(config))
+        run.write_json("classes.json", list(classes))
+        run.write_text("splits.csv", splits_table(images))
+        run.write_json("environment.json", environment(device))
+        return run
+
+    @staticmethod
+    def open(path: Path) -> Run:
+        """An existing run, or a RunError that says what is missing or too old."""
+        if not path.is_dir():
+            raise RunError(f"no run folder {path}; train one with: intrabatch train DATA --out {path}")
+        for name in ("config.yaml", "classes.json", "environment.json"):
+            if not (path / name).is_file():
+                raise RunError(f"{path} is not a run folder: {name} is missing")
+        try:
+            written = json.loads((path / "environment.json").read_text())
+            classes = tuple(json.loads((path / "classes.json").read_text()))
+        except ValueError as error:
+            raise RunError(f"{path}: environment.json or classes.json cannot be read ({error})") from None
+        if written.get("format") != FORMAT:
+            made_by = f"intrabatch {written.get('intrabatch', 'unknown')} (format {written.get('format')})"
+            raise RunError(f"{path} was written by {made_by}; this is {VERSION} (format {FORMAT}): train it again")
+        plain = settings.parse_yaml((path / "config.yaml").read_text(), f"{path}/config.yaml")
+        return Run(path, settings.update(Config(), plain), classes)
+
+    def write_text(self, name: str, text: str) -> None:
+        self._replace(name, lambda path: path.write_text(text, encoding="utf-8"))
+
+    def write_json(self, name: str, value: Any) -> None:
+        self.write_text(name, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+    def read_json(self, name: str) -> Any:
+        return json.loads((self.path / name).read_text(encoding="utf-8"))
+
+    def save_weights(self, state: dict[str, Tensor]) -> None:
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+        self._replace("weights.safetensors", lambda path: safetensors.torch.save_file(tensors, path))
+
+    def load_weights(self) -> dict[str, Tensor]:
+        path = self.path / "weights.safetensors"
+        if not path.is_file():
+            raise RunError(f"{self.path} has no weights yet; finish it with: intrabatch train --resume {self.path}")
+        try:
+            return safetensors.torch.load_file(path)
+        except Exception as error:  # safetensors raises its own kind, defined in Rust
+            raise RunError(f"{path} cannot be read: {error}") from None
+
+    def save_checkpoint(self, state: dict[str, Any]) -> None:
+        self._replace("checkpoint.pt", lambda path: torch.save(state, path))
+
+    def load_checkpoint(self) -> dict[str, Any]:
+        path = self.path / "checkpoint.pt"
+        if not path.is_file():
+            finished = (self.path / "metrics.json").is_file()
+            why = "the run is finished; nothing to resume" if finished else "it stopped before its first checkpoint"
+            raise RunError(f"{self.path} has no checkpoint: {why}")
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        return state
+
+    def finish(self) -> None:
+        (self.path / "checkpoint.pt").unlink(missing_ok=True)
+
+    def history(self) -> list[dict[str, Any]]:
+        path = self.path / "history.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+    def write_history(self, records: list[dict[str, Any]]) -> None:
+        self.write_text("history.jsonl", "".join(json.dumps(record) + "\n" for record in records))
+
+    def _replace(self, name: str, write: Callable[[Path], object]) -> None:
+        """Write beside the file, force it to the disk, then move it into place."""
+        final, fresh = self.path / name, self.path / f".{name}.new"
+        try:
+            write(fresh)
+            with open(fresh, "rb") as handle:
+                os.fsync(handle.fileno())
+            os.replace(fresh, final)
+        except (OSError, RuntimeError, safetensors.SafetensorError) as error:
+            fresh.unlink(missing_ok=True)
+            kept = "the previous one is untouched" if final.exists() else "nothing was written"
+            reason = getattr(error, "strerror", None) or (str(error).splitlines() or ["unknown"])[0]
+            raise RunError(f"cannot write {final}: {reason}; {kept}") from None
+
+
+def splits_table(images: ImageSet) -> str:
+    """All images as CSV: path, label, split, role."""
+    import io
+
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["path", "label", "split", "role"])
+    for index, name in enumerate(images.names):
+        split = "" if images.splits is None else str(images.splits[index])
+        role = "" if images.roles is None else str(images.roles[index])
+        writer.writerow([name, images.classes[images.labels[index]], split, role])
+    return text.getvalue()
+
+
+def environment(device: str) -> dict[str, Any]:
+    """What this run was made with."""
+    packages = ("torch", "torchvision", "timm", "numpy", "pillow", "scikit-learn")
+    return {
+        "format": FORMAT,
+        "intrabatch": VERSION,
+        "python": sys.version.split()[0],
+        "packages": {name: _version(name) for name in packages},
+        "platform": platform.platform(),
+        "cpu_threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu",
+        "git": _git_commit(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    """The commit of this code when it runs from a checkout, marked when there are uncommitted changes."""
+    here = Path(__file__).parent
+    try:
+        say = [subprocess.run(["git", "-C", here, *args], capture_output=True, text=True, timeout=5) for args in (
+            ("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no", "."))]
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if say[0].returncode:
+        return None
+    return say[0].stdout.strip() + ("-dirty" if say[1].stdout.strip() else "")

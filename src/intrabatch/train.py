@@ -1,0 +1,299 @@
+"""The training loop, from images to a finished run folder.
+
+    for each epoch: plan its batches; for each step: crops -> network -> losses -> update; validate; save
+    at the end: weights, figures on the test classes, which nothing before has chosen by
+
+Everything random is a function of (seed, step), so `resume` continues where a run was stopped and, on a CPU, ends with
+the same weights as a run that was not. Pictures, pages and the command line are not known here.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import settings
+from .config import Config
+from .data.batches import EpochPlan, num_batches, plan_epoch, require_classes
+from .data.image_set import ImageSet
+from .data.pixels import Pixels, open_pixels
+from .devices import out_of_memory, pick_device, pick_precision
+from .errors import DataError, NonFiniteError
+from .evaluate import Evaluator
+from .model import Network
+from .optim import AveragedWeights, make_optimizer, rate_factor, set_rates, total_norm
+from .progress import Progress, Quiet
+from .run import Run
+
+SELECT_BY = "recall@1"
+
+
+class Interrupted(KeyboardInterrupt):
+    """Training was stopped by a signal after saving; `run` can be resumed."""
+
+    def __init__(self, run: Run, epoch: int, step: int) -> None:
+        super().__init__(f"stopped in epoch {epoch} after {step} steps")
+        self.run, self.epoch, self.step = run, epoch, step
+
+
+@dataclass
+class Position:
+    """Where a training stands; all of it is in the checkpoint."""
+
+    epoch: int = 0
+    step: int = 0
+    """steps done in this epoch"""
+    losses: dict[str, float] = field(default_factory=dict)
+    """sums over the steps done in this epoch"""
+    seconds: float = 0.0
+    """spent on those steps"""
+    history: list[dict[str, float]] = field(default_factory=list)
+    best: dict[str, float] = field(default_factory=dict)
+    """the validation score and epoch of the weights kept, under the protocol "validation\""""
+    untrained: dict[str, float] = field(default_factory=dict)
+    """test figures of the network before its first step"""
+
+
+def train(config: Config, images: ImageSet, out: Path, progress: Progress | None = None) -> Run:
+    """Train a new run in the folder `out` on images that have a split; returns the finished run."""
+    classes = images.only("train").classes
+    require_classes(len(classes), config.batch)
+    device = pick_device(config.train.device)
+    run = Run.create(out, config, images, classes, str(device))
+    return Training(run, images, device, progress or Quiet()).go()
+
+
+def resume(path: Path, images: ImageSet, progress: Progress | None = None) -> Run:
+    """Go on with a run that was stopped or killed, from its last checkpoint."""
+    run = Run.open(path)
+    state = run.load_checkpoint()
+    training = Training(run, images, pick_device(run.config.train.device), progress or Quiet())
+    training.restore(state)
+    return training.go()
+
+
+class Training:
+    """One run on its way: the network, what moves it, and where it stands."""
+
+    def __init__(self, run: Run, images: ImageSet, device: torch.device, progress: Progress) -> None:
+        self.run, self.config, self.device, self.progress = run, run.config, device, progress
+        self.precision = pick_precision(self.config.train.precision, device)
+        self.train_images = images.only("train")
+        if self.train_images.classes != run.classes:
+            raise DataError(f"{run.path} was trained on other classes than the images given; resume with the same data")
+        self.val = Evaluator.for_split(images, "val", self.config, device)
+        self.test = Evaluator.for_split(images, "test", self.config, device)
+        torch.manual_seed(self.config.train.seed)
+        self.network = Network(self.config, len(run.classes)).to(device)
+        self.optimizer = make_optimizer(self.network, self.config.optim)
+        self.average = AveragedWeights(self.network, self.config.optim.ema) if self.config.optim.ema else None
+        self.position = Position()
+        self.num_steps = num_batches(len(self.train_images), self.config.batch)
+        self.last_saved = time.monotonic()
+
+    def go(self) -> Run:
+        """Train to the end, evaluate, and finish the run."""
+        self.progress.say(f"backbone {self.config.model.backbone}: {self.network.embedder.weights_from}")
+        pixels = open_pixels(self.train_images, self.config.image, self.device)
+        self.progress.say(
+            f"{len(self.train_images)} training images of {len(self.run.classes)} classes, kept in: {pixels.where}; "
+            f"device: {self.device}, {str(self.precision).removeprefix('torch.')}"
+        )
+        if self.test and not self.position.untrained:
+            self.position.untrained = self._figures(self.test)
+        epochs = self.config.train.epochs
+        self.progress.begin(epochs * self.num_steps, self._global_step())
+        try:
+            with stop_signals() as stopped:
+                while self.position.epoch < epochs:
+                    self._train_epoch(pixels, stopped)
+        except torch.cuda.OutOfMemoryError:
+            raise out_of_memory(self.device, self.config.batch.size) from None
+        finally:
+            self.progress.end()
+        return self._finish()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.network.load_state_dict(state["network"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.average:
+            self.average.average = {name: tensor.to(self.device) for name, tensor in state["average"].items()}
+        self.position = Position(**state["position"])
+
+    def save(self) -> None:
+        state = {
+            "network": self.network.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "position": vars(self.position),
+        }
+        if self.average:
+            state["average"] = self.average.average
+        self.run.save_checkpoint(state)
+        self.last_saved = time.monotonic()
+
+    def _train_epoch(self, pixels: Pixels, stopped: threading.Event) -> None:
+        config, position = self.config, self.position
+        plan = plan_epoch(
+            self.train_images.labels, pixels.sizes_N2, config.batch, config.image, config.train.seed, position.epoch
+        )
+        labels_N = torch.from_numpy(self.train_images.labels).to(self.device)
+        self.network.embedder.backbone.requires_grad_(position.epoch >= config.optim.frozen_epochs)
+        self.network.train()
+        started, seconds_before = time.perf_counter(), position.seconds
+        for step, crops_B3SS in enumerate(pixels.train_crops(plan, position.step), position.step):
+            labels_B = labels_N[torch.from_numpy(plan.indices_SB[step]).to(self.device)]
+            parts = self._update(crops_B3SS, labels_B, plan.indices_SB[step])
+            for name, value in parts.items():
+                position.losses[name] = position.losses.get(name, 0.0) + value
+            position.step = step + 1
+            position.seconds = seconds_before + time.perf_counter() - started
+            self.progress.step(self._global_step(), self._record)
+            if stopped.is_set():
+                self.save()
+                raise Interrupted(self.run, position.epoch + 1, position.step)
+            if time.monotonic() - self.last_saved > 60 * config.train.save_minutes:
+                self.save()
+        self._end_epoch(plan)
+
+    def _update(self, crops_B3SS: Tensor, labels_B: Tensor, indices_B: np.ndarray) -> dict[str, float]:
+        """One step: losses, gradients, and the update, unless one of them is not finite."""
+        config, step = self.config, self._global_step()
+        seed = np.random.SeedSequence([config.train.seed, step]).generate_state(1, np.uint64)[0]
+        torch.manual_seed(int(seed) & (2**63 - 1))  # of dropout: a function of the step, so that resuming repeats it
+        set_rates(self.optimizer, rate_factor(step, self.num_steps, config.train.epochs, config.optim))
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
+            parts = self.network(crops_B3SS, labels_B)
+        loss = self.network.loss.total(parts)
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = float(total_norm(self.network))
+        values = {"loss": loss.item()} | {f"loss/{name}": value.item() for name, value in parts.items()}
+        if not (math.isfinite(norm) and all(map(math.isfinite, values.values()))):
+            self._stop_before_bad_update(values, norm, indices_B)
+        if config.optim.clip and norm > config.optim.clip:
+            for parameter in self.network.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(config.optim.clip / norm)
+        self.optimizer.step()
+        if self.average:
+            self.average.update(self.network)
+        return values
+
+    def _stop_before_bad_update(self, values: dict[str, float], norm: float, indices_B: np.ndarray) -> None:
+        """Keep the state of before this step, and the names of the batch's images, then stop."""
+        self.save()
+        names = [self.train_images.names[i] for i in indices_B]
+        self.run.write_json("bad_batch.json", {"losses": str(values), "gradient_norm": str(norm), "images": names})
+        raise NonFiniteError(
+            f"{self.run.path}: epoch {self.position.epoch + 1}, step {self.position.step + 1}: loss {values['loss']:.4g}, "
+            f"gradient norm {norm:.4g}; the update was not made and the state before it is saved; the batch is in "
+            f"bad_batch.json. Lower optim.learning_rate or set optim.clip, and train again"
+        )
+
+    def _end_epoch(self, plan: EpochPlan) -> None:
+        position, every = self.position, self.config.train.validate_every
+        record = self._record()
+        last = position.epoch + 1 == self.config.train.epochs
+        if self.val and (last or (every and (position.epoch + 1) % every == 0)):
+            record |= {f"val/{name}": value for name, value in self._figures(self.val).items()}
+            self._keep_best(record)
+        position.history.append(record)
+        position.epoch, position.step, position.losses, position.seconds = position.epoch + 1, 0, {}, 0.0
+        self.run.write_history(position.history)
+        self.save()
+        self.progress.epoch(record)
+
+    def _keep_best(self, record: dict[str, float]) -> None:
+        score = record[f"val/{SELECT_BY}"]
+        if self.config.train.protocol == "validation" and score > self.position.best.get("score", -1.0):
+            self.position.best = {"score": score, "epoch": record["epoch"]}
+            self.run.save_weights(self._kept_state())
+
+    def _finish(self) -> Run:
+        """Save the weights that the protocol keeps, and measure them once on the test classes."""
+        if self.position.best:
+            self.network.load_state_dict(self.run.load_weights())
+        else:
+            state = self._kept_state()
+            self.run.save_weights(state)
+            self.network.load_state_dict(state)
+        if self.test:
+            metrics = self.test.measure(self.network.embedder, self.precision)
+            self.run.write_json("metrics.json", metrics | {
+                "protocol": self.test.protocol(self.run, self.position.best),
+                "run": str(self.run.path),
+                "untrained": self.position.untrained,
+            })
+        self.run.finish()
+        return self.run
+
+    def _figures(self, evaluator: Evaluator) -> dict[str, float]:
+        """Retrieval figures of the weights as they would be kept now."""
+        if not self.average or not self.position.epoch:
+            return evaluator.retrieval(self.network.embedder, self.precision)
+        moving = {name: tensor.clone() for name, tensor in self.network.state_dict().items()}
+        self.network.load_state_dict(self.average.average)
+        try:
+            return evaluator.retrieval(self.network.embedder, self.precision)
+        finally:
+            self.network.load_state_dict(moving)
+
+    def _kept_state(self) -> dict[str, Tensor]:
+        return self.average.average if self.average else self.network.state_dict()
+
+    def _record(self) -> dict[str, float]:
+        """This epoch so far: mean losses, learning rate, speed."""
+        position = self.position
+        means = {name: value / position.step for name, value in position.losses.items()}
+        rate = self.optimizer.param_groups[0]["lr"]
+        speed = position.step * self.config.batch.size / max(position.seconds, 1e-9)
+        return {"epoch": position.epoch + 1, **means, "learning_rate": rate, "images_per_second": speed}
+
+    def _global_step(self) -> int:
+        return self.position.epoch * self.num_steps + self.position.step
+
+
+@contextmanager
+def stop_signals() -> Iterator[threading.Event]:
+    """An event that Ctrl-C or a termination sets, so that the step under way is finished; a second one stops at once."""
+    stopped = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stopped
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if stopped.is_set():
+            raise KeyboardInterrupt
+        stopped.set()
+
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stopped
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def restore_network(run: Run) -> Network:
+    """The trained network of a run, in evaluation mode."""
+    network = Network(run.config, len(run.classes), load_weights=False)
+    state = run.load_weights()
+    wanted = network.state_dict()
+    for name, tensor in wanted.items():
+        if name not in state or state[name].shape != tensor.shape:
+            found = tuple(state[name].shape) if name in state else "nothing"
+            raise DataError(f"{run.path}/weights.safetensors does not fit its config.yaml: '{name}' is {found}")
+    network.load_state_dict(state)
+    return network.eval()

@@ -1,0 +1,85 @@
+"""Crops from stored and streamed images against torchvision on each image alone."""
+
+import numpy as np
+import pytest
+import torch
+from torchvision.transforms import v2
+
+from intrabatch.config import BatchConfig, ImageConfig
+from intrabatch.data.batches import plan_epoch
+from intrabatch.data.image_set import ImageSet, synthetic_images
+from intrabatch.data.pixels import StoredPixels, StreamedPixels, open_pixels, roomiest
+
+CPU = torch.device("cpu")
+CONFIG = ImageConfig(crop=24, resize=32, erase=0.5)
+
+
+class OddSizes:
+    """Photos of different shapes, smooth enough to compare resampling."""
+
+    def read(self, name, smallest_side=0):
+        seed = int(name)
+        size = 30 + 7 * seed, 48 - 3 * seed
+        y, x = np.mgrid[: size[0], : size[1]]
+        return np.stack([(y * 4 + seed * 30) % 256, (x * 4) % 256, (x + y) * 2 % 256], -1).astype(np.uint8)
+
+
+def odd_images():
+    labels = np.repeat(np.arange(3), 2)
+    return ImageSet(tuple("012345"), labels, ("a", "b", "c"), OddSizes())
+
+
+def plan_for(images, pixels):
+    batch = BatchConfig(classes=3, images=2)
+    return plan_epoch(images.labels, pixels.sizes_N2, batch, CONFIG, seed=0, epoch=0)
+
+
+def test_train_crops_equal_torchvision_image_by_image():
+    images = odd_images()
+    pixels = StoredPixels(images, CONFIG, CPU, "memory")
+    plan = plan_for(images, pixels)
+    (crops,) = pixels.train_crops(plan, 0)
+    for row, (index, (top, left, high, wide)) in enumerate(zip(plan.indices_SB[0], plan.boxes_SB4[0], strict=True)):
+        stored = torch.from_numpy(images.read(index)).permute(2, 0, 1)
+        if min(stored.shape[1:]) > CONFIG.resize:
+            stored = v2.functional.resize(stored, [CONFIG.resize], antialias=True)
+        expected = v2.functional.resized_crop(stored, top, left, high, wide, [24, 24], antialias=True)
+        if plan.flips_SB[0, row]:
+            expected = v2.functional.horizontal_flip(expected)
+        expected = expected.float() / 255
+        y, x, h, w = plan.erased_SB4[0, row]
+        kept = torch.ones(24, 24, dtype=torch.bool)
+        kept[y : y + h, x : x + w] = False
+        assert torch.allclose(crops[row][:, kept], expected[:, kept], atol=1.01 / 255)
+        if h:
+            assert torch.allclose(crops[row][:, y, x], torch.tensor([0.485, 0.456, 0.406]))
+
+
+def test_test_crops_cover_all_images_in_order():
+    images = odd_images()
+    pixels = StoredPixels(images, CONFIG, CPU, "memory")
+    crops = list(pixels.test_crops(4))
+    assert [len(part) for part in crops] == [4, 2]
+    side = 24  # image 0 is 30 x 48: its shorter side times 24 / 32
+    high = round(30 * side / 32)
+    stored = torch.from_numpy(images.read(0)).permute(2, 0, 1)
+    expected = v2.functional.resized_crop(stored, (30 - high) // 2, (48 - high) // 2, high, high, [24, 24])
+    assert torch.allclose(crops[0][0], expected / 255, atol=1.01 / 255)
+
+
+@pytest.mark.parametrize("first_step", [0, 1])
+def test_streamed_crops_equal_stored_ones(first_step):
+    images = synthetic_images(6, 4, size=40)
+    stored, streamed = StoredPixels(images, CONFIG, CPU, "memory"), StreamedPixels(images, CONFIG, CPU)
+    plan = plan_epoch(images.labels, stored.sizes_N2, BatchConfig(classes=3, images=2), CONFIG, seed=0, epoch=0)
+    pairs = zip(stored.train_crops(plan, first_step), streamed.train_crops(plan, first_step), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert all(torch.equal(a, b) for a, b in zip(stored.test_crops(5), streamed.test_crops(5), strict=True))
+
+
+def test_where_images_are_kept_is_chosen_by_size():
+    assert roomiest(1000, CPU) == "memory"
+    assert roomiest(10**15, CPU) == "stream"
+    images = synthetic_images(2, 2)
+    assert open_pixels(images, CONFIG, CPU).where == "memory"
+    assert open_pixels(images, ImageConfig(crop=24, resize=32, store="stream"), CPU).where == "stream"

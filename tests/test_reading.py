@@ -1,0 +1,45 @@
+"""What a path is taken for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from intrabatch.data.reading import read_any_images, read_images
+from intrabatch.errors import DataError
+
+
+def image(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (4, 4)).save(path)
+    return path
+
+
+def test_folders_and_tables_keep_their_labels(tmp_path: Path) -> None:
+    image(tmp_path / "cats" / "1.png")
+    table = tmp_path / "images.CSV"
+    table.write_text("path,label\ncats/1.png,felix\n")
+    for read in (read_images, read_any_images):
+        assert read(tmp_path).classes == ("cats",)
+        assert read(str(table)).classes == ("felix",)
+
+
+def test_loose_images_are_for_embedding_and_search_only(tmp_path: Path) -> None:
+    loose = image(tmp_path / "1.png")
+    image(tmp_path / "cats" / "2.png")
+    assert read_any_images(loose).names == ("1.png",)
+    assert read_any_images(tmp_path).names == ("1.png", "cats/2.png")
+    assert read_any_images(tmp_path).classes == ("unlabelled",)
+    with pytest.raises(DataError, match=r"'1\.png' lies in no class folder"):
+        read_images(tmp_path)
+
+
+@pytest.mark.parametrize("read", [read_images, read_any_images])
+def test_anything_else_is_one_line(tmp_path: Path, read: object) -> None:
+    wanted = r"; expected a folder per class, or a table ending in \.csv or \.parquet$"
+    (tmp_path / "data.xlsx").touch()
+    for name, found in (("missing", "no such folder or file"), ("data.xlsx", "neither a folder nor a table")):
+        with pytest.raises(DataError, match=rf"^{tmp_path / name}: {found}{wanted}"):
+            read(tmp_path / name)  # type: ignore[operator]
