@@ -104,9 +104,7 @@ def test_many_broken_files_are_counted_and_some_named(tmp_path: Path) -> None:
         (tmp_path / "a" / f"{i:02d}.png").touch()
     images = read_folder(tmp_path)
     report = check(images)
-    with pytest.raises(
-        BrokenImages, match=r"^12 of 12 .* a/04\.png: the file is empty \(0 bytes\); and 7 more\); mend"
-    ):
+    with pytest.raises(BrokenImages, match=r"^12 of 12 .* a/04\.png: the file is empty .*; and 7 more\); mend"):
         require_unbroken(report)
     with pytest.raises(DataError, match=r"^none of the 12 images can be read; a/00\.png: the file is empty"):
         drop_broken(images, report)

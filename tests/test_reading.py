@@ -36,10 +36,16 @@ def test_loose_images_are_for_embedding_and_search_only(tmp_path: Path) -> None:
         read_images(tmp_path)
 
 
-@pytest.mark.parametrize("read", [read_images, read_any_images])
-def test_anything_else_is_one_line(tmp_path: Path, read: object) -> None:
-    wanted = r"; expected a folder per class, or a table ending in \.csv or \.parquet$"
-    (tmp_path / "data.xlsx").touch()
-    for name, found in (("missing", "no such folder or file"), ("data.xlsx", "neither a folder nor a table")):
-        with pytest.raises(DataError, match=rf"^{tmp_path / name}: {found}{wanted}"):
-            read(tmp_path / name)  # type: ignore[operator]
+def test_anything_else_is_one_line(tmp_path: Path) -> None:
+    wanted = "; expected a folder per class, or a table ending in .csv or .parquet"
+    (tmp_path / "photo.heic").write_text("....ftypheic")
+    for read, name, found in (
+        (read_images, "missing", "no such folder or file"),
+        (read_any_images, "missing", "no such folder or file"),
+        (read_images, "photo.heic", "neither a folder nor a table"),
+    ):
+        with pytest.raises(DataError) as caught:
+            read(tmp_path / name)
+        assert str(caught.value) == f"{tmp_path / name}: {found}{wanted}"
+    with pytest.raises(DataError, match=r"photo\.heic: not a JPEG, PNG, WebP, GIF, BMP or TIFF image: the file begins"):
+        read_any_images(tmp_path / "photo.heic").read(0)

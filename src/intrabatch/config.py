@@ -22,6 +22,8 @@ def require(holds: bool, message: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
+    path: str = ""
+    """where the images are: a folder, a CSV or Parquet table, or the word glyphs; the command line's DATA"""
     source: Literal["auto", "glyphs", "folder", "table", "cub", "cars196", "sop", "inshop"] = "auto"
     """what the images are: a folder per class, a CSV or Parquet table, a benchmark's official layout, the built-in
     glyphs; auto tells a table from a folder by what it is"""

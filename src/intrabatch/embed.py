@@ -48,24 +48,31 @@ def embed_crops(embedder: Embedder, crops: Iterable[Tensor], precision: torch.dt
     return torch.cat(vectors).cpu().numpy()
 
 
+def require_known_kind(path: Path) -> None:
+    """Before the work, not after it: can a file of this name be written?"""
+    if path.suffix not in (".parquet", ".npz"):
+        raise DataError(f"--out {path}: unknown kind of file '{path.suffix}'; choose from: .parquet, .npz")
+    if not path.absolute().parent.is_dir():
+        raise DataError(f"--out {path}: there is no folder {path.absolute().parent}; make it first")
+
+
 def save_embeddings(path: Path, embeddings: Embeddings) -> None:
     """Write a .parquet table (path, label, vector) or a .npz archive of the same columns."""
+    require_known_kind(path)
     if path.suffix == ".npz":
         texts = {"path": embeddings.names, "label": embeddings.labels, "role": embeddings.roles}
         arrays = {name: np.array(values) for name, values in texts.items() if values is not None}
         np.savez(path, allow_pickle=False, vector=embeddings.vectors_ND, **arrays)
-    elif path.suffix == ".parquet":
-        flat = pa.array(embeddings.vectors_ND.ravel())
-        columns = {
-            "path": pa.array(embeddings.names),
-            "label": pa.array(embeddings.labels),
-            "vector": pa.FixedSizeListArray.from_arrays(flat, embeddings.vectors_ND.shape[1]),
-        }
-        if embeddings.roles is not None:
-            columns["role"] = pa.array(embeddings.roles)
-        pq.write_table(pa.table(columns), path)
-    else:
-        raise DataError(f"--out {path}: unknown kind of file '{path.suffix}'; choose from: .parquet, .npz")
+        return
+    flat = pa.array(embeddings.vectors_ND.ravel())
+    columns = {
+        "path": pa.array(embeddings.names),
+        "label": pa.array(embeddings.labels),
+        "vector": pa.FixedSizeListArray.from_arrays(flat, embeddings.vectors_ND.shape[1]),
+    }
+    if embeddings.roles is not None:
+        columns["role"] = pa.array(embeddings.roles)
+    pq.write_table(pa.table(columns), path)
 
 
 def load_embeddings(path: Path, labels: Path | None = None) -> Embeddings:

@@ -16,12 +16,10 @@ from numpy.typing import NDArray
 
 from ._version import VERSION
 from .backbone import Embedder
-from .clustering import nmi_figures
 from .config import Config, EvalConfig
 from .data.image_set import ImageSet
 from .data.pixels import Pixels, open_pixels
 from .embed import embed_crops
-from .errors import DataError, EvaluationError
 from .metrics import Retrieval, retrieval_figures
 from .run import Run
 
@@ -51,37 +49,43 @@ class Evaluator:
 
     def retrieval(self, embedder: Embedder, precision: torch.dtype) -> dict[str, float]:
         """Retrieval figures only: quick enough for every epoch."""
-        return self._retrieval(self.vectors(embedder, precision)).summary()
-
-    def measure(self, embedder: Embedder, precision: torch.dtype) -> dict[str, Any]:
-        """All figures."""
         vectors_ND = self.vectors(embedder, precision)
-        return measure_vectors(
+        return retrieval_of(
+            vectors_ND, self.images.labels, self.images.roles, self.config.evaluation, str(self.device)
+        ).summary()
+
+    def measure(self, embedder: Embedder, precision: torch.dtype, run: Run, epoch: int) -> dict[str, Any]:
+        """All figures, with the protocol they were measured under."""
+        vectors_ND = self.vectors(embedder, precision)
+        figures = measure_vectors(
             vectors_ND, self.images.labels, self.images.roles, self.config.evaluation, str(self.device)
         )
+        figures["protocol"] |= protocol_of(run, epoch, self.split, self.images)
+        return figures
 
-    def protocol(self, run: Run, best: dict[str, float]) -> dict[str, Any]:
-        """What the figures mean: which images, which epoch and how it was chosen, sizes, recipe, versions."""
-        config = run.config
-        seen = set(run.classes) & set(self.images.classes)
-        chosen = f"best on the validation classes (epoch {best['epoch']:.0f})" if best else "the last"
-        return {
-            "split": self.split,
-            "epoch": int(best.get("epoch", config.train.epochs)),
-            "epoch_chosen": f"{chosen} of {config.train.epochs}; test classes chose nothing",
-            "classes_seen_in_training": len(seen),
-            "backbone": config.model.backbone,
-            "image_size": config.image.crop,
-            "seed": config.train.seed,
-            "recipe": config.recipe,
-            "refinement": "none",
-            "intrabatch": VERSION,
-        } | describe_set(self.images)
+
+def protocol_of(run: Run, epoch: int, split: str, images: ImageSet) -> dict[str, Any]:
+    """What figures of a run mean: which images, which epoch and how it was chosen, sizes, recipe, versions."""
+    config = run.config
+    best = config.train.protocol == "validation"
+    return {
+        "split": split,
+        "epoch": epoch,
+        "epochs": config.train.epochs,
+        "epoch_chosen": "best on the validation classes" if best else "the last",
+        "classes_seen_in_training": len(set(run.classes) & set(images.classes)),
+        "backbone": config.model.backbone,
+        "image_size": config.image.crop,
+        "seed": config.train.seed,
+        "recipe": config.recipe,
+        "refinement": "none",
+    } | describe_set(images)
 
 
 def describe_set(images: ImageSet) -> dict[str, Any]:
     """Counts, and a hash of the list of images and labels: equal hashes mean the same test."""
-    listing = "\n".join(f"{name}\t{images.classes[label]}" for name, label in zip(images.names, images.labels, strict=True))
+    pairs = zip(images.names, images.labels, strict=True)
+    listing = "\n".join(f"{name}\t{images.classes[label]}" for name, label in pairs)
     return {
         "num_images": len(images),
         "num_classes": len(images.classes),
@@ -96,7 +100,30 @@ def measure_vectors(
     config: EvalConfig,
     device: str = "cpu",
 ) -> dict[str, Any]:
-    """All figures of labelled vectors: {"metrics": ..., "nmi_recipe": ..., "embedding_size": ...}."""
+    """All figures of labelled vectors, and the part of their protocol that arrays can tell."""
+    from .clustering import nmi_figures
     retrieval = retrieval_of(vectors_ND, labels_N, roles_N, config, device)
     clusters = nmi_figures(vectors_ND, labels_N, recipe=config.nmi_recipe, seeds=range(config.nmi_seeds), device=device)
-    return {"metrics": retrieval.summary() | clusters.summary()}
+    return {
+        "metrics": retrieval.summary() | clusters.summary(),
+        "protocol": {
+            "num_queries": len(retrieval.queries),
+            "num_queries_without_match": retrieval.num_queries_without_match,
+            "embedding_size": vectors_ND.shape[1],
+            "nmi_recipe": clusters.recipe,
+            "intrabatch": VERSION,
+        },
+    }
+
+
+def retrieval_of(
+    vectors_ND: NDArray[np.float32],
+    labels_N: NDArray[np.int64],
+    roles_N: NDArray[np.str_] | None,
+    config: EvalConfig,
+    device: str = "cpu",
+) -> Retrieval:
+    """Retrieval figures at those K that the gallery is large enough for."""
+    num_gallery = len(vectors_ND) - 1 if roles_N is None else int((roles_N != "query").sum())
+    ks = [k for k in config.recall_at if k <= num_gallery] or [1]
+    return retrieval_figures(vectors_ND, labels_N, ks=ks, roles_N=roles_N, device=device)

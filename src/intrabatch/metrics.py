@@ -10,7 +10,7 @@ Shapes: N images, Q queries, G gallery, B rows of a block, P positives, T thresh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -20,12 +20,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .errors import EvaluationError
-from .scores import LARGEST, Block, Points, Vectors, points
+from .scores import LARGEST, Block, Points, Vectors, points, slices
 
 ROWS = 1024
 """Queries, and gallery images, of a block."""
 FAR = 2**62
 """The rank of a positive that is not there."""
+SETTLED = 1e-6
+"""A query is looked up exactly when rounding could move one of its figures by more than this."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,14 +80,12 @@ def retrieval_figures(
             f"none of {len(search.queries)} queries has another image of its class in the gallery; "
             f"retrieval needs classes with two or more images, or a gallery that holds the queries' classes"
         )
-    parts = list(_figures_of_blocks(search, ks))
-    values = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    matched = search.num_positives > 0
-    order = np.argsort(search.queries[matched])
-    queries = search.queries[matched][order]
-    return Retrieval(
-        {name: value[matched][order] for name, value in values.items()}, queries, labels[queries], int((~matched).sum())
-    )
+    figures = _all_figures(search, ks)
+    order = np.argsort(search.queries)
+    order = order[search.num_positives[order] > 0]
+    queries = search.queries[order]
+    values = {name: figure[order] for name, figure in figures.items()}
+    return Retrieval(values, queries, labels[queries], len(search.queries) - len(queries))
 
 
 def checked_labels(labels_N: Sequence[int] | NDArray[np.integer] | Tensor, length: int) -> NDArray[np.int64]:
@@ -160,39 +160,53 @@ class _Rows:
 
     queries: slice
     block: Block
-    places_BP: Tensor
-    """Where in the gallery the images of a query's class stand, the query itself among them."""
     is_positive_BP: Tensor
+    """The images of each query's class in the gallery, without the query itself and without padding."""
     thresholds_BT: Tensor
     """Just above each positive's score, then just below."""
     above_BT: Tensor
     """Scores counted above each threshold so far."""
 
 
-def _figures_of_blocks(search: _Search, ks: Sequence[int]) -> Iterator[dict[str, NDArray[np.float64]]]:
-    """Count over all blocks, then one dictionary of figures for each block of queries, in the order of `search`."""
+def _all_figures(search: _Search, ks: Sequence[int]) -> dict[str, NDArray[np.float64]]:
+    """Figures in the order of `search`: from bounds on the ranks, and from exact ranks where the bounds disagree."""
     tolerance = search.images.tolerance(search.images)
-    rows = [_rows(search, slice(i, i + ROWS), tolerance) for i in range(0, len(search.queries), ROWS)]
+    rows = [_rows(search, queries, tolerance) for queries in slices(len(search.queries), ROWS)]
     _count(search, rows)
-    for block in rows:
-        yield _figures_of_rows(search, block, ks)
+    bounds = [_bounds(search, block, ks) for block in rows]
+    figures = {name: torch.cat([best[name] for best, _ in bounds]) for name in bounds[0][0]}
+    worst = {name: torch.cat([worst[name] for _, worst in bounds]) for name in figures}
+    is_open = torch.stack([figures[name] - worst[name] > SETTLED for name in figures]).any(0)
+    open_queries = torch.nonzero(is_open).flatten().numpy()
+    for part in slices(len(open_queries), LARGEST // len(search.gallery)):
+        queries = open_queries[part]
+        for name, values in figures_of_ranks(_exact_ranks(search, queries), search.num_positives[queries], ks).items():
+            figures[name][queries] = values
+    return {name: values.numpy() for name, values in figures.items()}
+
+
+def _positives(search: _Search, queries: slice | NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Places in the gallery of the images of each query's class, padded; and which of these are positives."""
+    first_B1, size_B1, own_B1 = (part[queries, None] for part in (search.first, search.size, search.own))
+    steps_P = np.arange(max(1, size_B1.max()))
+    inside_BP = steps_P < size_B1
+    places_BP = first_B1 + np.where(inside_BP, steps_P, 0)
+    return places_BP, inside_BP & (places_BP != own_B1)
 
 
 def _rows(search: _Search, queries: slice, tolerance: float) -> _Rows:
     images, device = search.images, search.images.device
-    places_BP = search.first[queries, None] + np.arange(search.size[queries].max())
-    inside_BP = places_BP < (search.first + search.size)[queries, None]
-    places_BP[~inside_BP] = 0
-    is_positive_BP = inside_BP & (places_BP != search.own[queries, None])
+    places_BP, is_positive_BP = _positives(search, queries)
+    start, stop = places_BP.min(), places_BP.max() + 1
     rows_B = torch.from_numpy(search.queries[queries]).to(device)
-    members_BP = torch.from_numpy(search.gallery[places_BP]).to(device)
+    strip = torch.from_numpy(search.gallery[start:stop]).to(device)
     is_positive = torch.from_numpy(is_positive_BP).to(device)
-    scores_BP = images.pair_scores(rows_B, images, members_BP)
+    scores_BP = images.scores(rows_B, strip).gather(1, torch.from_numpy(places_BP - start).to(device))
     near_BP = (scores_BP + tolerance).float().masked_fill_(~is_positive, torch.inf)
     far_BP = (scores_BP - tolerance).float().masked_fill_(~is_positive, torch.inf)
     thresholds_BT = torch.cat([near_BP, far_BP], 1)
     above_BT = torch.zeros(thresholds_BT.shape, dtype=torch.int64, device=device)
-    return _Rows(queries, images.block(rows_B), torch.from_numpy(places_BP), is_positive, thresholds_BT, above_BT)
+    return _Rows(queries, images.block(rows_B), is_positive, thresholds_BT, above_BT)
 
 
 def _count(search: _Search, rows: list[_Rows]) -> None:
@@ -231,47 +245,41 @@ def _sort_rows(scores_BG: Tensor) -> None:
         list(pool.map(lambda part: part.sort(axis=1), np.array_split(parts, workers)))
 
 
-def _figures_of_rows(search: _Search, rows: _Rows, ks: Sequence[int]) -> dict[str, NDArray[np.float64]]:
-    """Figures from the least and the greatest rank each positive can have; exact ranks where the two disagree."""
-    sizes_B = torch.from_numpy(search.num_positives[rows.queries])
-    near_BP, far_BP = rows.above_BT.chunk(2, dim=1)
-    least_BP = near_BP.masked_fill(~rows.is_positive_BP, FAR).cpu()
-    greatest_BP = (far_BP - 1).masked_fill(~rows.is_positive_BP, FAR).cpu()
-    best = figures_of_ranks(least_BP, sizes_B, ks)
-    worst = figures_of_ranks(greatest_BP, sizes_B, ks)
-    unsettled_B = torch.stack([(best[name] - worst[name]) > 1e-6 for name in best]).any(0)
-    open_rows = torch.nonzero(unsettled_B).flatten()
-    for part in open_rows.split(max(1, LARGEST // len(search.gallery))):
-        least_BP[part] = _exact_ranks(search, rows, part)
-    return {name: value.numpy() for name, value in figures_of_ranks(least_BP, sizes_B, ks).items()}
+def _bounds(search: _Search, rows: _Rows, ks: Sequence[int]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The best and the worst figures that the counts allow; no two positives have the same rank."""
+    near_BP, far_BP = rows.above_BT.cpu().chunk(2, dim=1)
+    absent_BP = ~rows.is_positive_BP.cpu()
+    steps_P = torch.arange(near_BP.shape[1])
+    least_BP = near_BP.masked_fill(absent_BP, FAR).sort(1).values - steps_P
+    greatest_BP = (far_BP - 1).masked_fill(absent_BP, FAR).sort(1).values - steps_P
+    best_BP = least_BP.cummax(1).values + steps_P
+    worst_BP = greatest_BP.flip(1).cummin(1).values.flip(1) + steps_P
+    sizes = search.num_positives[rows.queries]
+    return figures_of_ranks(best_BP, sizes, ks), figures_of_ranks(worst_BP, sizes, ks)
 
 
-def _exact_ranks(search: _Search, rows: _Rows, part: Tensor) -> Tensor:
+def _exact_ranks(search: _Search, queries: NDArray[np.int64]) -> Tensor:
     """The ranks of the positives of a few queries, from exact keys; these break ties in the order of the images."""
-    images = search.images
-    gallery = torch.from_numpy(np.sort(search.gallery)).to(images.device)
-    place_of_image = np.searchsorted(np.sort(search.gallery), search.gallery)
-    queries = torch.from_numpy(search.queries[rows.queries][part])
-    subset = Points(images.raw_ND[gallery], images.factors_N[gallery], images.metric)
-    keys_BG = images.keys(queries.to(images.device), subset)
-    own = search.own[rows.queries][part.numpy()]
-    inside = np.flatnonzero(own >= 0)
-    keys_BG[inside, place_of_image[own[inside]]] = torch.iinfo(torch.int64).min
-    places_BP = torch.from_numpy(place_of_image[rows.places_BP[part].numpy()]).to(images.device)
-    ranks_BP = counts_above(keys_BG.clone(), keys_BG.gather(1, places_BP))
-    return ranks_BP.masked_fill_(~rows.is_positive_BP[part], FAR).cpu()
+    images, device = search.images, search.images.device
+    in_order = np.sort(search.gallery)
+    place_in_order = torch.from_numpy(np.searchsorted(in_order, search.gallery))
+    keys_BG = images.keys(torch.from_numpy(search.queries[queries]).to(device), torch.from_numpy(in_order).to(device))
+    rows_of_own = np.flatnonzero(search.own[queries] >= 0)
+    keys_BG[rows_of_own, place_in_order[search.own[queries][rows_of_own]]] = torch.iinfo(torch.int64).min
+    places_BP, is_positive_BP = _positives(search, queries)
+    keys_BP = keys_BG.gather(1, place_in_order[places_BP].to(device))
+    ranks_BP = counts_above(keys_BG, keys_BP).cpu()
+    return ranks_BP.masked_fill_(~torch.from_numpy(is_positive_BP), FAR).sort(1).values
 
 
-def figures_of_ranks(ranks_BP: Tensor, sizes_B: Tensor, ks: Sequence[int]) -> dict[str, Tensor]:
-    """The figures of each query from the ranks of its positives; `FAR` stands where a query has fewer."""
-    ranks_BP = ranks_BP.sort(1).values.double()
-    sizes = sizes_B.double()
-    hits_BP = torch.arange(1, ranks_BP.shape[1] + 1) / (ranks_BP + 1)
-    within_BP = ranks_BP < sizes[:, None]
-    first_B = ranks_BP.amin(1)
+def figures_of_ranks(ranks_BP: Tensor, num_positives_B: NDArray[np.int64], ks: Sequence[int]) -> dict[str, Tensor]:
+    """The figures of each query from the ranks of its positives, best first; `FAR` stands where there are fewer."""
+    sizes_B1 = torch.from_numpy(num_positives_B)[:, None].double()
+    precisions_BP = torch.arange(1, ranks_BP.shape[1] + 1) / (ranks_BP.double() + 1)
+    first_B = ranks_BP[:, 0]
     figures = {f"recall@{k}": (first_B < k).double() for k in ks}
     figures["precision@1"] = (first_B < 1).double()
-    figures["r-precision"] = within_BP.sum(1) / sizes
-    figures["map@r"] = (hits_BP * within_BP).sum(1) / sizes
-    figures["map"] = (hits_BP * (ranks_BP < FAR)).sum(1) / sizes
+    figures["r-precision"] = ((ranks_BP < sizes_B1) / sizes_B1).sum(1)
+    figures["map@r"] = (precisions_BP * (ranks_BP < sizes_B1) / sizes_B1).sum(1)
+    figures["map"] = (precisions_BP * (ranks_BP < FAR - len(precisions_BP[0])) / sizes_B1).sum(1)
     return figures

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .errors import EvaluationError
-from .scores import GRID, LARGEST, Points, Vectors, points
+from .scores import GRID, LARGEST, Points, Vectors, points, slices
 
 ROWS = 1024
 """Queries looked up together."""
@@ -55,8 +55,8 @@ def nearest(
         raise EvaluationError(f"k = {k} neighbours asked for; expected 1 to {available}, the size of the gallery")
     tolerance = queries.tolerance(gallery)
     parts = []
-    for start in range(0, len(queries), ROWS):
-        rows_B = torch.arange(start, min(start + ROWS, len(queries)), device=queries.device)
+    for rows in slices(len(queries), ROWS):
+        rows_B = torch.arange(rows.start, rows.stop, device=queries.device)
         parts.append(_nearest_of_rows(queries, gallery, rows_B, k, own, tolerance))
     indices_Nk = torch.cat([indices for indices, _ in parts])
     scores_Nk = torch.cat([scores for _, scores in parts])
@@ -97,14 +97,15 @@ def _nearest_of_rows(
     scores_Bk = scores_BC.gather(1, order_BC)[:, :k]
     if wanted < len(gallery) - own:
         open_rows = torch.nonzero(scores_Bk[:, -1] <= last_B + tolerance).flatten()
-        for part in open_rows.split(max(1, LARGEST // len(gallery))):
+        for rows in slices(len(open_rows), LARGEST // len(gallery)):
+            part = open_rows[rows]
             indices_Bk[part] = _looked_up_in_full(queries, gallery, rows_B[part], k, own)
             scores_Bk[part] = queries.pair_scores(rows_B[part], gallery, indices_Bk[part])
     return indices_Bk, scores_Bk
 
 
 def _looked_up_in_full(queries: Points, gallery: Points, rows_B: Tensor, k: int, own: bool) -> Tensor:
-    keys_BG = queries.keys(rows_B, gallery)
+    keys_BG = queries.keys(rows_B, torch.arange(len(gallery), device=queries.device), gallery)
     if own:
         keys_BG.scatter_(1, rows_B[:, None], torch.iinfo(torch.int64).min)
     return keys_BG.topk(k, dim=1).indices
@@ -115,15 +116,15 @@ def _candidates(queries: Points, gallery: Points, rows_B: Tensor, wanted: int, o
     block = queries.block(rows_B)
     scores_BC = torch.empty(len(rows_B), 0, device=queries.device)
     indices_BC = torch.empty(len(rows_B), 0, dtype=torch.int64, device=queries.device)
-    for start in range(0, len(gallery), COLUMNS):
-        stop = min(start + COLUMNS, len(gallery))
-        new_BG = block.scores(gallery.block(slice(start, stop)))
+    for columns in slices(len(gallery), COLUMNS):
+        new_BG = block.scores(gallery.block(columns))
         if own:
-            inside = torch.nonzero((rows_B >= start) & (rows_B < stop)).flatten()
-            new_BG[inside, rows_B[inside] - start] = -torch.inf
-        top_scores, top_indices = _top(new_BG, min(wanted, stop - start))
-        scores_BC, kept = torch.cat([scores_BC, top_scores], 1).topk(min(wanted, scores_BC.shape[1] + top_scores.shape[1]))
-        indices_BC = torch.cat([indices_BC, top_indices + start], 1).gather(1, kept)
+            inside = torch.nonzero((rows_B >= columns.start) & (rows_B < columns.stop)).flatten()
+            new_BG[inside, rows_B[inside] - columns.start] = -torch.inf
+        top_scores, top_indices = _top(new_BG, min(wanted, new_BG.shape[1]))
+        joined_BC = torch.cat([scores_BC, top_scores], 1)
+        scores_BC, kept = joined_BC.topk(min(wanted, joined_BC.shape[1]))
+        indices_BC = torch.cat([indices_BC, top_indices + columns.start], 1).gather(1, kept)
     return indices_BC, scores_BC[:, -1]
 
 

@@ -1,6 +1,6 @@
 """What a person sees while training: a live display on a terminal, plain lines elsewhere, or nothing.
 
-The loop calls the five methods of `Progress`; trackers (TensorBoard, Weights & Biases, MLflow) listen to the same calls.
+The loop calls the five methods of `Progress`; trackers (TensorBoard, Weights & Biases, MLflow) hear of every epoch.
 """
 
 from __future__ import annotations

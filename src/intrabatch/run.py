@@ -118,6 +118,14 @@ class Run:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         return state
 
+    def write_metrics(self, figures: dict[str, Any]) -> None:
+        self.write_json("metrics.json", figures | {"run": str(self.path)})
+
+    def epoch(self) -> int:
+        """The epoch whose weights were kept."""
+        path = self.path / "metrics.json"
+        return int(self.read_json("metrics.json")["epoch"]) if path.is_file() else self.config.train.epochs
+
     def finish(self) -> None:
         (self.path / "checkpoint.pt").unlink(missing_ok=True)
 

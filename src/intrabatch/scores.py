@@ -19,6 +19,7 @@ from torch import Tensor
 from .errors import EvaluationError, did_you_mean
 
 Vectors = NDArray[np.floating] | Tensor
+Rows = Tensor | slice
 METRICS = ("cosine", "euclidean")
 GRID = 2.0**-30
 """Exact scores that round to the same multiple of this are tied; float32 vectors say nothing finer."""
@@ -58,34 +59,34 @@ class Points:
     def device(self) -> torch.device:
         return self.raw_ND.device
 
-    def unit(self, rows: Tensor | slice) -> Tensor:
+    def unit(self, rows: Rows) -> Tensor:
         """These rows in float64: of length 1 for the cosine, within length 1 for the distance."""
-        return self.raw_ND[rows].double() * self.factors_N[rows, None]
+        return self.raw_ND[rows].double() * self.factors_N[: len(self)][rows, None]
 
-    def block(self, rows: Tensor | slice) -> Block:
+    def block(self, rows: Rows) -> Block:
         unit_BD = self.unit(rows)
         halves_B = unit_BD.square().sum(1).div(2).float() if self.metric == "euclidean" else None
         return Block(ready_for_products(unit_BD.float()), halves_B)
 
-    def keys(self, rows: Tensor | slice, gallery: Points) -> Tensor:
-        """Whole numbers that order the gallery for these rows: the higher score first, then the lower index."""
-        unit_BD = self.unit(rows)
-        keys_BG = torch.empty(len(unit_BD), len(gallery), dtype=torch.int64, device=self.device)
-        for start in range(0, len(gallery), 8192):
-            near_CD = gallery.unit(slice(start, start + 8192))
-            scores_BC = unit_BD @ near_CD.T
-            if self.metric == "euclidean":
-                scores_BC -= unit_BD.square().sum(1, keepdim=True) / 2
-                scores_BC -= near_CD.square().sum(1) / 2
-            keys_BG[:, start : start + 8192] = scores_BC.div_(GRID).round_()
-        return keys_BG.mul_(len(gallery)).sub_(torch.arange(len(gallery), device=self.device))
+    def scores(self, rows: Rows, columns: Rows, others: Points | None = None) -> Tensor:
+        """Exact scores of these rows with rows of the same or of other points."""
+        unit_BD, near_GD = self.unit(rows), (others or self).unit(columns)
+        scores_BG = unit_BD @ near_GD.T
+        if self.metric == "euclidean":
+            scores_BG -= unit_BD.square().sum(1, keepdim=True) / 2
+            scores_BG -= near_GD.square().sum(1) / 2
+        return scores_BG
+
+    def keys(self, rows: Rows, columns: Tensor, others: Points | None = None) -> Tensor:
+        """Whole numbers that order the columns for each row: the higher score first, then the earlier column."""
+        parts = [columns[part] for part in slices(len(columns), 8192)]
+        keys = [self.scores(rows, part, others).div_(GRID).round_().long() for part in parts]
+        return torch.cat(keys, 1).mul_(len(columns)).sub_(torch.arange(len(columns), device=self.device))
 
     def pair_scores(self, rows: Tensor, gallery: Points, indices_BC: Tensor) -> Tensor:
         """Exact scores of each of these rows with its own candidates in the gallery."""
         scores_BC = torch.empty(indices_BC.shape, dtype=torch.float64, device=self.device)
-        step = max(1, LARGEST // max(1, indices_BC.shape[1] * self.raw_ND.shape[1]))
-        for start in range(0, len(rows), step):
-            part = slice(start, start + step)
+        for part in slices(len(rows), LARGEST // (indices_BC.shape[1] * self.raw_ND.shape[1])):
             unit_B1D = self.unit(rows[part])[:, None]
             near_BCD = gallery.unit(indices_BC[part].flatten()).view(*indices_BC[part].shape, -1)
             if self.metric == "euclidean":
@@ -100,11 +101,10 @@ class Points:
         Measured and not derived, because it depends on the device, its library and its settings (TF32, bfloat16).
         """
         samples = [p.unit(torch.linspace(0, len(p) - 1, min(len(p), 256)).long()) for p in (self, gallery)]
-        sample = Points(torch.cat(samples).float(), torch.ones(1, dtype=torch.float64).to(self.device), self.metric)
-        sample = Points(sample.raw_ND, sample.factors_N.expand(len(sample)), self.metric)
-        block = sample.block(slice(None))
-        exact = sample.keys(slice(None), sample) + torch.arange(len(sample), device=self.device)
-        worst = (block.scores(block) - exact / len(sample) * GRID).abs().max()
+        sample = Points(torch.cat(samples).float(), torch.ones_like(self.factors_N[:1]).expand(512), self.metric)
+        everything = slice(0, len(sample))
+        block = sample.block(everything)
+        worst = (block.scores(block) - sample.scores(everything, everything)).abs().max()
         floor = (1 + self.raw_ND.shape[1] ** 0.5) * 2.0**-24
         return float(4 * worst.clamp(min=floor))
 
@@ -145,4 +145,9 @@ def checked(vectors_ND: Vectors, device: str | torch.device, name: str = "vector
 def ready_for_products(block_BD: Tensor) -> Tensor:
     """On x86 the block in oneDNN's keeping: its float32 product is full precision, and twice as quick on AMD as MKL."""
     quick = block_BD.device.type == "cpu" and torch.backends.cpu.get_cpu_capability().startswith("AVX")
-    return block_BD.to_mkldnn() if quick and torch.backends.mkldnn.is_available() else block_BD
+    return block_BD.to_mkldnn() if quick and torch.backends.mkldnn.is_available() else block_BD  # type: ignore[no-untyped-call]
+
+
+def slices(length: int, step: int) -> list[slice]:
+    """Consecutive slices that cover `length`, each of at most `step` and at least one."""
+    return [slice(start, min(start + max(1, step), length)) for start in range(0, length, max(1, step))]

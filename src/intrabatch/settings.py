@@ -11,6 +11,7 @@ import ast
 import dataclasses
 import functools
 import inspect
+import textwrap
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -36,6 +37,27 @@ def _plain(value: Any) -> Any:
 
 def as_yaml(config: Any) -> str:
     return yaml.safe_dump(as_mapping(config), sort_keys=False, allow_unicode=True)
+
+
+def explained(config: Any) -> str:
+    """The configuration as YAML, each setting under the text that says what it means."""
+    lines = []
+    for section in dataclasses.fields(config):
+        value = getattr(config, section.name)
+        if not dataclasses.is_dataclass(value):
+            lines += [f"# {fields_help(type(config))[section.name]}", _yaml_line(section.name, value), ""]
+            continue
+        lines += [f"# {fields_help(type(config))[section.name]}", f"{section.name}:"]
+        for name, text in fields_help(type(value)).items():  # type: ignore[arg-type]
+            lines += [*textwrap.wrap(text, 100, initial_indent="  # ", subsequent_indent="  # ")]
+            lines += ["  " + _yaml_line(name, getattr(value, name))]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _yaml_line(name: str, value: Any) -> str:
+    text = yaml.safe_dump(_plain(value), default_flow_style=True, allow_unicode=True, width=1000)
+    return f"{name}: {text.strip().removesuffix('...').strip()}"
 
 
 def parse_yaml(text: str, where: str) -> dict[str, Any]:

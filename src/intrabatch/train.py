@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import settings
 from .config import Config
 from .data.batches import EpochPlan, num_batches, plan_epoch, require_classes
 from .data.image_set import ImageSet
@@ -197,9 +196,9 @@ class Training:
         names = [self.train_images.names[i] for i in indices_B]
         self.run.write_json("bad_batch.json", {"losses": str(values), "gradient_norm": str(norm), "images": names})
         raise NonFiniteError(
-            f"{self.run.path}: epoch {self.position.epoch + 1}, step {self.position.step + 1}: loss {values['loss']:.4g}, "
-            f"gradient norm {norm:.4g}; the update was not made and the state before it is saved; the batch is in "
-            f"bad_batch.json. Lower optim.learning_rate or set optim.clip, and train again"
+            f"{self.run.path}: epoch {self.position.epoch + 1}, step {self.position.step + 1}: loss "
+            f"{values['loss']:.4g}, gradient norm {norm:.4g}; the update was not made, the state before it is saved, "
+            f"the batch is in bad_batch.json. Lower optim.learning_rate or set optim.clip, and train again"
         )
 
     def _end_epoch(self, plan: EpochPlan) -> None:
@@ -229,15 +228,17 @@ class Training:
             state = self._kept_state()
             self.run.save_weights(state)
             self.network.load_state_dict(state)
-        if self.test:
-            metrics = self.test.measure(self.network.embedder, self.precision)
-            self.run.write_json("metrics.json", metrics | {
-                "protocol": self.test.protocol(self.run, self.position.best),
-                "run": str(self.run.path),
-                "untrained": self.position.untrained,
-            })
+        epoch = int(self.position.best.get("epoch", self.position.epoch))
+        self.run.write_metrics(self._final_figures(epoch) | {"epoch": epoch, "untrained": self.position.untrained})
         self.run.finish()
         return self.run
+
+    def _final_figures(self, epoch: int) -> dict[str, Any]:
+        """All figures on the test classes; on the validation classes if there is no test."""
+        evaluator = self.test or self.val
+        if evaluator is None:
+            return {"metrics": {}, "protocol": {}}
+        return evaluator.measure(self.network.embedder, self.precision, self.run, epoch)
 
     def _figures(self, evaluator: Evaluator) -> dict[str, float]:
         """Retrieval figures of the weights as they would be kept now."""
@@ -267,7 +268,7 @@ class Training:
 
 @contextmanager
 def stop_signals() -> Iterator[threading.Event]:
-    """An event that Ctrl-C or a termination sets, so that the step under way is finished; a second one stops at once."""
+    """An event that Ctrl-C or a termination sets, so that the step under way ends well; a second one stops at once."""
     stopped = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stopped
@@ -285,15 +286,3 @@ def stop_signals() -> Iterator[threading.Event]:
         for number, handler in previous.items():
             signal.signal(number, handler)
 
-
-def restore_network(run: Run) -> Network:
-    """The trained network of a run, in evaluation mode."""
-    network = Network(run.config, len(run.classes), load_weights=False)
-    state = run.load_weights()
-    wanted = network.state_dict()
-    for name, tensor in wanted.items():
-        if name not in state or state[name].shape != tensor.shape:
-            found = tuple(state[name].shape) if name in state else "nothing"
-            raise DataError(f"{run.path}/weights.safetensors does not fit its config.yaml: '{name}' is {found}")
-    network.load_state_dict(state)
-    return network.eval()

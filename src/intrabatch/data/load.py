@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,13 +16,15 @@ from .image_set import ImageSet, split_classes
 from .reading import read_images
 
 
-def load_images(data: str, config: DataConfig, seed: int) -> ImageSet:
-    """The images called `data`: the word glyphs, or a path that `data.source` says how to read."""
-    if data == "glyphs" or config.source == "glyphs":
-        return glyphs(config.glyph_classes, config.glyph_images, config.glyph_size, seed)
+def load_images(config: DataConfig) -> ImageSet:
+    """The images at `data.path`, read as `data.source` says."""
+    if config.path == "glyphs" or (config.source == "glyphs" and not config.path):
+        return glyphs(config.glyph_classes, config.glyph_images, config.glyph_size, config.split_seed)
+    if not config.path:
+        raise DataError("no images named; give DATA: a folder per class, a CSV or Parquet table, or glyphs")
     if config.source in BENCHMARKS:
-        return BENCHMARKS[config.source](Path(data))
-    return read_images(Path(data))
+        return BENCHMARKS[config.source].read(Path(config.path))
+    return read_images(Path(config.path))
 
 
 def with_splits(images: ImageSet, config: DataConfig) -> ImageSet:
@@ -41,6 +44,23 @@ def with_splits(images: ImageSet, config: DataConfig) -> ImageSet:
     splits = images.splits.copy()
     splits[inside] = np.where(halved.splits == "test", "train", halved.splits)  # one-image classes stay in train
     return replace(images, splits=splits)
+
+
+def with_splits_of(images: ImageSet, table: Path) -> ImageSet:
+    """The images listed in a run's splits.csv, with the split and role written there."""
+    with table.open(newline="", encoding="utf-8") as handle:
+        listed = {row["path"]: row for row in csv.DictReader(handle)}
+    rows = {name: row for row, name in enumerate(images.names)}
+    missing = [name for name in listed if name not in rows]
+    if missing:
+        raise DataError(
+            f"{len(missing)} of {len(listed)} images of {table} are no longer in the data, first '{missing[0]}'; "
+            f"put them back, or name other DATA"
+        )
+    kept = images.subset([rows[name] for name in listed])
+    splits = np.array([row["split"] for row in listed.values()])
+    roles = np.array([row["role"] for row in listed.values()])
+    return replace(kept, splits=splits if splits.any() else None, roles=roles if roles.any() else None)
 
 
 def singletons(images: ImageSet) -> int:

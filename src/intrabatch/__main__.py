@@ -1,0 +1,7 @@
+"""python -m intrabatch"""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

@@ -1,0 +1,112 @@
+"""Curves and the map as PNG, drawn with matplotlib's objects; its global state is left alone.
+
+Shapes: N points.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.lines import Line2D
+from matplotlib.offsetbox import AnnotationBbox, OffsetImage
+from matplotlib.text import Text
+
+from .charts import MAP_PICTURE, MAP_WIDTH, Curve, curves, exemplars, placed, value_range
+from .content import Report, SpaceMap
+from .images import fitted
+from .lettering import drawable, font_file
+from .palette import INK, MOST_CLASSES_IN_LEGEND, PAPER, RULE, SERIES, SOFT, class_colour, series_index
+from .words import history_title
+
+DPI = 150
+PANEL_INCHES = (4.0, 2.4)
+MAP_INCHES = 9.0
+
+
+def curves_png(path: Path, histories: dict[str, list[dict[str, float]]]) -> None:
+    """All curves as small charts side by side, a line per run."""
+    panels, series = curves(histories), series_index(list(histories))
+    columns = min(3, len(panels))
+    num_rows = -(-len(panels) // columns)
+    figure = _figure(columns * PANEL_INCHES[0], num_rows * PANEL_INCHES[1] + 0.35)
+    for i, (key, runs) in enumerate(panels.items()):
+        _panel(figure.add_subplot(num_rows, columns, i + 1), key, runs, series)
+    lines = {name: Line2D([], [], **_line_style(index)) for name, index in series.items()}
+    _legend(figure, lines)
+    figure.savefig(path, metadata={"Software": None})
+
+
+def map_png(path: Path, space: SpaceMap) -> None:
+    """A dot per image in its class's colour, with a few of the images; a legend when the classes are few."""
+    points_N2, height = placed(space.points_N2)
+    figure = _figure(MAP_INCHES, MAP_INCHES * height / MAP_WIDTH)
+    axes = figure.add_subplot()
+    axes.set(xlim=(0, MAP_WIDTH), ylim=(height, 0), xticks=[], yticks=[], aspect="equal")
+    axes.spines[:].set_visible(False)
+    axes.scatter(
+        *points_N2.T, s=14, c=[class_colour(label) for label in space.labels_N.tolist()], alpha=0.8, linewidths=0
+    )
+    if space.thumbnails:
+        for i in exemplars(points_N2, space.labels_N, MAP_PICTURE * 1.5):
+            image = OffsetImage(np.asarray(fitted(space.thumbnails[i], 64, enlarge=True)), zoom=0.42)
+            box = AnnotationBbox(
+                image,
+                tuple(points_N2[i]),
+                xybox=(0, 22),
+                boxcoords="offset points",
+                pad=0.1,
+                arrowprops={"arrowstyle": "-", "color": SOFT},
+            )
+            box.patch.set(edgecolor=RULE)
+            axes.add_artist(box)
+    used = sorted(set(space.labels_N.tolist()))
+    if len(used) <= MOST_CLASSES_IN_LEGEND:
+        _legend(
+            figure, {space.classes[i]: Line2D([], [], marker="o", linestyle="", color=class_colour(i)) for i in used}
+        )
+    figure.savefig(path, metadata={"Software": None})
+
+
+def _figure(width: float, height: float) -> Figure:
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained", facecolor=PAPER)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _panel(axes: Axes, key: str, runs: dict[str, Curve], series: dict[str, int]) -> None:
+    for run, curve in runs.items():
+        axes.plot(*zip(*curve, strict=True), **_line_style(series[run]), marker="o" if len(curve) == 1 else "")
+    low, high = value_range(key, runs)
+    axes.set_ylim(low, high + 0.05 * (high - low))
+    axes.spines[:].set_visible(False)
+    axes.grid(axis="y", color=RULE)
+    axes.tick_params(colors=SOFT, length=0, labelsize=8)
+    _write(axes.set_title("", loc="left"), history_title(key), 10)
+
+
+def _line_style(index: int) -> dict[str, object]:
+    colour, _, dashes = SERIES[index]
+    lengths = [float(length) / 2 for length in dashes.split()]
+    return {"color": colour, "linewidth": 1.8, "linestyle": (0, lengths) if lengths else "-"}
+
+
+def _legend(figure: Figure, lines: dict[str, Line2D]) -> None:
+    places = {"loc": "outside upper left", "frameon": False, "ncols": min(6, len(lines))}
+    legend = figure.legend(list(lines.values()), ["."] * len(lines), **places)
+    for text, name in zip(legend.get_texts(), lines, strict=True):
+        _write(text, name, 9)
+
+
+def _write(text: Text, words: str, size: float) -> None:
+    """Set a text as it is: no mathematics between dollars, no letter that the font lacks, no font of the user's settings."""
+    text.set(
+        parse_math=False,
+        text=drawable(words),
+        color=INK,
+        fontproperties=FontProperties(fname=str(font_file()), size=size),
+    )

@@ -1,0 +1,103 @@
+"""A trained run put to use: embed images, evaluate them, search among them. The backbone alone does the work.
+
+Message passing stays behind in the run folder, unless `network` is asked for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .config import Config
+from .data.image_set import ImageSet
+from .data.load import load_images, with_splits_of
+from .data.pixels import open_pixels
+from .devices import pick_device, pick_precision
+from .embed import Embeddings, embed_crops
+from .errors import WeightsError
+from .evaluate import measure_vectors, protocol_of
+from .model import Network
+from .neighbours import nearest
+from .run import Run
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One search result."""
+
+    path: str
+    label: str
+    score: float
+    """cosine similarity, 1 for the same image"""
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A run with its network loaded: `Trained.open("runs/demo").embed(images)`."""
+
+    run: Run
+    network: Network
+    device: torch.device
+
+    @staticmethod
+    def open(path: str | Path, device: str = "auto") -> Trained:
+        run = Run.open(Path(path))
+        where = pick_device(device)
+        return Trained(run, restored_network(run).to(where), where)
+
+    @property
+    def config(self) -> Config:
+        return self.run.config
+
+    def own_images(self) -> ImageSet:
+        """The images the run was trained, validated and tested on, with its split."""
+        return with_splits_of(load_images(self.config.data), self.run.path / "splits.csv")
+
+    def vectors(self, images: ImageSet) -> NDArray[np.float32]:
+        """Unit vectors (N, D), one for each image."""
+        pixels = open_pixels(images, self.config.image, self.device)
+        precision = pick_precision(self.config.train.precision, self.device)
+        return embed_crops(self.network.embedder, pixels.test_crops(self.config.evaluation.batch), precision)
+
+    def embed(self, images: ImageSet) -> Embeddings:
+        """Vectors with the names, labels and roles of their images."""
+        labels = tuple(images.classes[label] for label in images.labels)
+        roles = None if images.roles is None else tuple(str(role) for role in images.roles)
+        return Embeddings(self.vectors(images), images.names, labels, roles)
+
+    def evaluate(self, images: ImageSet, split: str) -> dict[str, Any]:
+        """All figures of labelled images, with their protocol."""
+        figures = measure_vectors(
+            self.vectors(images), images.labels, images.roles, self.config.evaluation, str(self.device)
+        )
+        figures["protocol"] |= protocol_of(self.run, self.run.epoch(), split, images)
+        return figures | {"run": str(self.run.path)}
+
+    def search(self, gallery: ImageSet, queries: ImageSet, k: int = 10) -> list[list[Hit]]:
+        """For each query the k gallery images most like it, best first."""
+        found = nearest(self.vectors(queries), k, gallery_GD=self.vectors(gallery), device=self.device)
+        labels = [gallery.classes[label] for label in gallery.labels]
+        return [
+            [Hit(gallery.names[i], labels[i], float(score)) for i, score in zip(*row, strict=True)]
+            for row in zip(found.indices_Nk, found.scores_Nk, strict=True)
+        ]
+
+
+def restored_network(run: Run) -> Network:
+    """The trained network of a run, in evaluation mode."""
+    network = Network(run.config, len(run.classes), load_weights=False)
+    state = run.load_weights()
+    for name, tensor in network.state_dict().items():
+        if name not in state or state[name].shape != tensor.shape:
+            found = f"has shape {tuple(state[name].shape)}" if name in state else "is missing"
+            raise WeightsError(
+                f"{run.path}/weights.safetensors does not fit the run's config.yaml: '{name}' {found}, "
+                f"expected {tuple(tensor.shape)}; the weights belong to another architecture"
+            )
+    network.load_state_dict(state)
+    return network.eval()

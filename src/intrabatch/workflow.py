@@ -1,0 +1,98 @@
+"""What each command does, as one call: images checked and split, a run evaluated, files searched, figures as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .config import Config
+from .data.check import check, drop_broken, require_trainable, require_unbroken
+from .data.image_set import ImageSet
+from .data.load import load_images, singletons, with_splits, with_splits_of
+from .data.reading import read_any_images
+from .embed import load_embeddings
+from .errors import EvaluationError
+from .evaluate import measure_vectors
+from .run import Run
+from .trained import Trained
+
+
+def prepared_images(config: Config, skip_broken: bool, say: Callable[[str], None]) -> ImageSet:
+    """The images of a configuration, read once to be sure of them, with a split; ready for `train`."""
+    images = load_images(config.data)
+    report = check(images)
+    if skip_broken and report.broken:
+        say(f"left out {len(report.broken)} files that cannot be read, first: {report.broken[0][0]}")
+        images = drop_broken(images, report)
+    elif report.broken:
+        require_unbroken(report)
+    require_trainable(images)
+    alone = singletons(images)
+    if alone and images.splits is None:
+        say(f"{alone} classes have one image only: left out of training, kept in the gallery of the test classes")
+    return with_splits(images, config.data)
+
+
+def resumed_images(run: Run) -> ImageSet:
+    """The images of a run, with the split it began with."""
+    return with_splits_of(load_images(run.config.data), run.path / "splits.csv")
+
+
+def evaluate_run(path: Path, data: str | None, change: Callable[[Config], Config]) -> dict[str, Any]:
+    """Figures of a run on its own test classes, or on other labelled images: their test split, else all of them."""
+    run = Run.open(path)
+    config = change(run.config)
+    trained = Trained.open(path, config.train.device)
+    trained = replace(trained, run=replace(run, config=config))
+    if data is None:
+        images = trained.own_images()
+    else:
+        images = load_images(replace(config.data, path=data, source="glyphs" if data == "glyphs" else "auto"))
+    if images.splits is None:
+        return trained.evaluate(images, "all")
+    split = next((split for split in ("test", "val") if split in images.splits), "train")
+    return trained.evaluate(images.only(split), split)
+
+
+def evaluate_file(files: list[Path], config: Config) -> dict[str, Any]:
+    """Figures of vectors made by whatever model."""
+    if len(files) > 2:
+        raise EvaluationError(f"--embeddings takes one file, or a .npy and its .csv; got {len(files)}")
+    embeddings = load_embeddings(files[0], files[1] if len(files) == 2 else None)
+    classes, labels = np.unique(embeddings.labels, return_inverse=True)
+    roles = None if embeddings.roles is None else np.array(embeddings.roles)
+    figures = measure_vectors(embeddings.vectors_ND, labels.astype(np.int64), roles, config.evaluation)
+    figures["protocol"] |= {"split": "all", "num_images": len(labels), "num_classes": len(classes)}
+    return figures | {"run": None, "embeddings": str(files[0])}
+
+
+def search_files(run: Path, gallery: str, queries: list[str], k: int, device: str) -> list[dict[str, Any]]:
+    """For each query file its k best hits in the gallery, as plain values."""
+    trained = Trained.open(run, device)
+    searched = read_any_images(gallery)
+    results = []
+    for query in queries:
+        asked = read_any_images(query)
+        for name, hits in zip(asked.names, trained.search(searched, asked, min(k, len(searched))), strict=True):
+            results.append({"query": query if len(asked) == 1 else name, "hits": [asdict(hit) for hit in hits]})
+    return results
+
+
+def figure_lines(figures: dict[str, Any]) -> list[str]:
+    """Figures for a person: the untrained row first, then the trained one, then what they mean."""
+    metrics, untrained, protocol = figures["metrics"], figures.get("untrained") or {}, figures["protocol"]
+    if not metrics:
+        return ["nothing to measure: there are no test or validation classes with two images"]
+    names = [name for name in metrics if name != "precision@1"]
+    width = max(len(name) for name in names) + 2
+    lines = [f"{'':<{width}}" + (f"{'untrained':>10}" if untrained else "") + f"{'trained':>10}"]
+    for name in names:
+        before = (f"{100 * untrained[name]:>10.1f}" if name in untrained else f"{'':>10}") if untrained else ""
+        lines.append(f"{name:<{width}}{before}{100 * metrics[name]:>10.1f}")
+    lines.append("")
+    lines += [f"{key.replace('_', ' ')}: {value}" for key, value in protocol.items()]
+    return [*lines, f"run: {figures['run']}"]
