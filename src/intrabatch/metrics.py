@@ -22,7 +22,7 @@ from torch import Tensor
 from .errors import EvaluationError
 from .scores import LARGEST, Block, Points, Vectors, points, slices
 
-ROWS = 1024
+ROWS = 2048
 """Queries, and gallery images, of a block."""
 FAR = 2**62
 """The rank of a positive that is not there."""
@@ -201,7 +201,7 @@ def _rows(search: _Search, queries: slice, tolerance: float) -> _Rows:
     rows_B = torch.from_numpy(search.queries[queries]).to(device)
     strip = torch.from_numpy(search.gallery[start:stop]).to(device)
     is_positive = torch.from_numpy(is_positive_BP).to(device)
-    scores_BP = images.scores(rows_B, strip).gather(1, torch.from_numpy(places_BP - start).to(device))
+    scores_BP = images.scores(rows_B, images, strip).gather(1, torch.from_numpy(places_BP - start).to(device))
     near_BP = (scores_BP + tolerance).float().masked_fill_(~is_positive, torch.inf)
     far_BP = (scores_BP - tolerance).float().masked_fill_(~is_positive, torch.inf)
     thresholds_BT = torch.cat([near_BP, far_BP], 1)
@@ -263,7 +263,8 @@ def _exact_ranks(search: _Search, queries: NDArray[np.int64]) -> Tensor:
     images, device = search.images, search.images.device
     in_order = np.sort(search.gallery)
     place_in_order = torch.from_numpy(np.searchsorted(in_order, search.gallery))
-    keys_BG = images.keys(torch.from_numpy(search.queries[queries]).to(device), torch.from_numpy(in_order).to(device))
+    gallery = images if search.symmetric else Points(images.unit_ND[in_order], images.metric, images.scale)
+    keys_BG = images.keys(torch.from_numpy(search.queries[queries]).to(device), gallery)
     rows_of_own = np.flatnonzero(search.own[queries] >= 0)
     keys_BG[rows_of_own, place_in_order[search.own[queries][rows_of_own]]] = torch.iinfo(torch.int64).min
     places_BP, is_positive_BP = _positives(search, queries)

@@ -61,7 +61,7 @@ def nearest(
     indices_Nk = torch.cat([indices for indices, _ in parts])
     scores_Nk = torch.cat([scores for _, scores in parts])
     if metric == "euclidean":
-        scores_Nk = -(scores_Nk * -2).sqrt() / queries.factors_N[0]
+        scores_Nk = -(scores_Nk * -2).sqrt() * queries.scale
     return Neighbours(indices_Nk.cpu().numpy(), scores_Nk.float().cpu().numpy())
 
 
@@ -73,16 +73,13 @@ def query_and_gallery(
     if gallery_GD is None:
         return queries, queries
     gallery = points(gallery_GD, metric, device, "gallery vectors")
-    if queries.raw_ND.shape[1] != gallery.raw_ND.shape[1]:
+    if queries.unit_ND.shape[1] != gallery.unit_ND.shape[1]:
         raise EvaluationError(
-            f"queries have {queries.raw_ND.shape[1]} numbers a vector and the gallery {gallery.raw_ND.shape[1]}; "
+            f"queries have {queries.unit_ND.shape[1]} numbers a vector and the gallery {gallery.unit_ND.shape[1]}; "
             f"both must come from the same model"
         )
-    if metric == "euclidean":
-        factor = torch.minimum(queries.factors_N[0], gallery.factors_N[0])
-        queries = Points(queries.raw_ND, factor.expand(len(queries)), metric)
-        gallery = Points(gallery.raw_ND, factor.expand(len(gallery)), metric)
-    return queries, gallery
+    scale = max(queries.scale, gallery.scale)
+    return queries.rescaled(scale), gallery.rescaled(scale)
 
 
 def _nearest_of_rows(
@@ -105,7 +102,7 @@ def _nearest_of_rows(
 
 
 def _looked_up_in_full(queries: Points, gallery: Points, rows_B: Tensor, k: int, own: bool) -> Tensor:
-    keys_BG = queries.keys(rows_B, torch.arange(len(gallery), device=queries.device), gallery)
+    keys_BG = queries.keys(rows_B, gallery)
     if own:
         keys_BG.scatter_(1, rows_B[:, None], torch.iinfo(torch.int64).min)
     return keys_BG.topk(k, dim=1).indices

@@ -4,7 +4,7 @@ Rankings are made from quick scores; wherever their rounding could change an ord
 figures do not depend on the block size, the device or the number of threads.
 A score is the cosine, or minus half the squared Euclidean distance after the largest vector has been scaled to
 length 1: higher is nearer, and no score is above 1. This module does not know labels, ranks or figures.
-Shapes: N vectors, Q queries, G gallery, B rows of a block, C candidates, D numbers a vector.
+Shapes: N vectors, B rows of a block, G gallery, C candidates, D numbers a vector.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Rows = Tensor | slice
 METRICS = ("cosine", "euclidean")
 GRID = 2.0**-30
 """Exact scores that round to the same multiple of this are tied; float32 vectors say nothing finer."""
-LARGEST = 1 << 24
-"""Numbers held at once by a step in float64."""
+LARGEST = 1 << 23
+"""Float64 numbers that one step may hold."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,7 @@ class Block:
 
     def scores(self, other: Block) -> Tensor:
         """Quick scores of these rows against the rows of another block."""
-        scores = torch.nn.functional.linear(self.unit_BD, other.unit_BD)
-        scores = scores.to_dense() if scores.is_mkldnn else scores
+        scores = products(self.unit_BD, other.unit_BD)
         if self.half_squares_B is not None and other.half_squares_B is not None:
             scores -= self.half_squares_B[:, None]
             scores -= other.half_squares_B
@@ -46,49 +45,47 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """N checked vectors on a device, each with the factor that brings it into the unit ball."""
+    """Checked vectors on a device, brought into the unit ball."""
 
-    raw_ND: Tensor
-    factors_N: Tensor
+    unit_ND: Tensor
+    """In float64: of length 1 for the cosine; divided by `scale` for the distance."""
     metric: str
+    scale: float
 
     def __len__(self) -> int:
-        return len(self.raw_ND)
+        return len(self.unit_ND)
 
     @property
     def device(self) -> torch.device:
-        return self.raw_ND.device
+        return self.unit_ND.device
 
-    def unit(self, rows: Rows) -> Tensor:
-        """These rows in float64: of length 1 for the cosine, within length 1 for the distance."""
-        return self.raw_ND[rows].double() * self.factors_N[: len(self)][rows, None]
+    def rescaled(self, scale: float) -> Points:
+        return Points(self.unit_ND * (self.scale / scale), self.metric, scale)
 
     def block(self, rows: Rows) -> Block:
-        unit_BD = self.unit(rows)
+        unit_BD = self.unit_ND[rows]
         halves_B = unit_BD.square().sum(1).div(2).float() if self.metric == "euclidean" else None
         return Block(ready_for_products(unit_BD.float()), halves_B)
 
-    def scores(self, rows: Rows, columns: Rows, others: Points | None = None) -> Tensor:
-        """Exact scores of these rows with rows of the same or of other points."""
-        unit_BD, near_GD = self.unit(rows), (others or self).unit(columns)
+    def scores(self, rows: Rows, gallery: Points, columns: Rows) -> Tensor:
+        """Exact scores of some rows with some rows of a gallery."""
+        unit_BD, near_GD = self.unit_ND[rows], gallery.unit_ND[columns]
         scores_BG = unit_BD @ near_GD.T
         if self.metric == "euclidean":
             scores_BG -= unit_BD.square().sum(1, keepdim=True) / 2
             scores_BG -= near_GD.square().sum(1) / 2
         return scores_BG
 
-    def keys(self, rows: Rows, columns: Tensor, others: Points | None = None) -> Tensor:
-        """Whole numbers that order the columns for each row: the higher score first, then the earlier column."""
-        parts = [columns[part] for part in slices(len(columns), 8192)]
-        keys = [self.scores(rows, part, others).div_(GRID).round_().long() for part in parts]
-        return torch.cat(keys, 1).mul_(len(columns)).sub_(torch.arange(len(columns), device=self.device))
+    def keys(self, rows: Rows, gallery: Points) -> Tensor:
+        """Whole numbers that order the gallery for each row: the higher score first, then the lower index."""
+        scores_BG = self.scores(rows, gallery, slice(None)).div_(GRID).round_()
+        return scores_BG.long().mul_(len(gallery)).sub_(torch.arange(len(gallery), device=self.device))
 
     def pair_scores(self, rows: Tensor, gallery: Points, indices_BC: Tensor) -> Tensor:
         """Exact scores of each of these rows with its own candidates in the gallery."""
         scores_BC = torch.empty(indices_BC.shape, dtype=torch.float64, device=self.device)
-        for part in slices(len(rows), LARGEST // (indices_BC.shape[1] * self.raw_ND.shape[1])):
-            unit_B1D = self.unit(rows[part])[:, None]
-            near_BCD = gallery.unit(indices_BC[part].flatten()).view(*indices_BC[part].shape, -1)
+        for part in slices(len(rows), LARGEST // (indices_BC.shape[1] * self.unit_ND.shape[1])):
+            unit_B1D, near_BCD = self.unit_ND[rows[part], None], gallery.unit_ND[indices_BC[part]]
             if self.metric == "euclidean":
                 scores_BC[part] = (near_BCD - unit_B1D).square_().sum(-1) / -2
             else:
@@ -96,38 +93,37 @@ class Points:
         return scores_BC
 
     def tolerance(self, gallery: Points) -> float:
-        """How far quick scores may be from exact ones: four times the worst seen among up to 2 x 256 of these vectors.
+        """How far quick scores may be from exact ones: four times the worst among some of these vectors.
 
         Measured and not derived, because it depends on the device, its library and its settings (TF32, bfloat16).
         """
-        samples = [p.unit(torch.linspace(0, len(p) - 1, min(len(p), 256)).long()) for p in (self, gallery)]
-        sample = Points(torch.cat(samples).float(), torch.ones_like(self.factors_N[:1]).expand(512), self.metric)
-        everything = slice(0, len(sample))
-        block = sample.block(everything)
-        worst = (block.scores(block) - sample.scores(everything, everything)).abs().max()
-        floor = (1 + self.raw_ND.shape[1] ** 0.5) * 2.0**-24
-        return float(4 * worst.clamp(min=floor))
+        some = [p.unit_ND[torch.linspace(0, len(p) - 1, min(len(p), 256)).long()] for p in (self, gallery)]
+        sample = Points(torch.cat(some), self.metric, self.scale)
+        block, everything = sample.block(slice(None)), slice(None)
+        worst = (block.scores(block) - sample.scores(everything, sample, everything)).abs().max()
+        return float(4 * worst.clamp(min=(1 + self.unit_ND.shape[1] ** 0.5) * 2.0**-24))
 
 
 def points(vectors_ND: Vectors, metric: str, device: str | torch.device, name: str = "vectors") -> Points:
     """The vectors on the device, checked: a figure made from NaN or from a zero vector would be a lie."""
     if metric not in METRICS:
         raise EvaluationError(f"unknown metric '{metric}'{did_you_mean(metric, METRICS)}")
-    raw_ND = checked(vectors_ND, device, name)
-    norms_N = raw_ND.double().square().sum(1).sqrt()
+    unit_ND = checked(vectors_ND, device, name).double()
+    norms_N = unit_ND.square().sum(1).sqrt()
     if metric == "euclidean":
-        return Points(raw_ND, 1 / norms_N.max().clamp(min=1e-300).expand(len(norms_N)), metric)
+        scale = float(norms_N.max()) or 1.0
+        return Points(unit_ND.div_(scale), metric, scale)
     if (norms_N == 0).any():
         zeros = torch.nonzero(norms_N == 0).flatten()
         raise EvaluationError(
             f"{name}: {len(zeros)} of {len(norms_N)} are zero, the first in row {int(zeros[0])}; the cosine needs a "
             f"direction: leave these rows out, or use metric='euclidean'"
         )
-    return Points(raw_ND, 1 / norms_N, metric)
+    return Points(unit_ND.div_(norms_N[:, None]), metric, 1.0)
 
 
 def checked(vectors_ND: Vectors, device: str | torch.device, name: str = "vectors") -> Tensor:
-    """Float32 vectors on the device (Apple's has no float64, so the CPU takes its place); finite, and at least one."""
+    """Float32 vectors on the device (Apple's has no float64: the CPU takes its place), finite, and at least one."""
     target = torch.device("cpu" if torch.device(device).type == "mps" else device)
     given = vectors_ND.detach() if isinstance(vectors_ND, Tensor) else torch.as_tensor(np.asarray(vectors_ND))
     if given.ndim != 2 or 0 in given.shape:
@@ -146,6 +142,12 @@ def ready_for_products(block_BD: Tensor) -> Tensor:
     """On x86 the block in oneDNN's keeping: its float32 product is full precision, and twice as quick on AMD as MKL."""
     quick = block_BD.device.type == "cpu" and torch.backends.cpu.get_cpu_capability().startswith("AVX")
     return block_BD.to_mkldnn() if quick and torch.backends.mkldnn.is_available() else block_BD  # type: ignore[no-untyped-call]
+
+
+def products(left_BD: Tensor, right_GD: Tensor) -> Tensor:
+    """All inner products of two blocks made by `ready_for_products`."""
+    products_BG = torch.nn.functional.linear(left_BD, right_GD)
+    return products_BG.to_dense() if products_BG.is_mkldnn else products_BG
 
 
 def slices(length: int, step: int) -> list[slice]:

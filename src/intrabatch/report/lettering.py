@@ -1,4 +1,4 @@
-"""Text in pictures: one font, the DejaVu Sans that comes with matplotlib, so that it looks the same on every machine."""
+"""Text in pictures: always the DejaVu Sans that comes with matplotlib, so that it looks the same on every machine."""
 
 from __future__ import annotations
 

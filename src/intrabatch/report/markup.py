@@ -12,7 +12,7 @@ class Markup(str):
     """A piece of finished HTML or SVG; every other text is escaped when it is put into one."""
 
 
-def tag(name: str, *children: str, **attributes: object) -> Markup:
+def tag(name: str, /, *children: str, **attributes: object) -> Markup:
     """<name attributes>children</name>; `class_` and `data_i` are written class and data-i, None is left out."""
     shown = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
     opening = name + "".join(f' {key}="{html.escape(str(value))}"' for key, value in shown.items())

@@ -128,8 +128,8 @@ def _neighbours(grid: Grid) -> Markup:
             )
         )
     explanation = (
-        "Left the query, then its nearest images, nearest first. A solid green frame with a tick is the query's own class; "
-        "a dashed red frame with a cross is another."
+        "Left the query, then its nearest images, nearest first. A solid green frame with a tick: the same class; "
+        "a dashed red frame with a cross: another."
     )
     count = (
         f"{grid.num_correct()} of the {grid.num_neighbours()} neighbours shown are of their query's class. {grid.note}"
@@ -166,7 +166,7 @@ def _space(space: SpaceMap) -> Markup:
         entries = [tag("span", space.classes[i], class_="key", style=f"--series:{class_colour(i)}") for i in used]
         legend = tag("div", *entries, class_="legend")
     explanation = (
-        "Each dot is an image, each colour a class. Images that the network finds alike lie close together; the distances "
+        "Each dot is an image, each colour a class. Images that the network finds alike lie close together; distances "
         "between far groups mean little. Point at a dot, or tap it, to see its class."
     )
     drawing = tag("div", space_map(space), _tip(space), class_="space")
@@ -187,7 +187,7 @@ def _tip(space: SpaceMap) -> Markup:
 def _hardest(report: Report) -> Markup:
     lines = [_bar(name, report.hardest_metric, value) for name, value in report.hardest]
     caption = tag("p", f"{metric_title(report.hardest_metric)} of the class, %", class_="caption soft")
-    explanation = "The classes whose images most often find another class first: the place to look for mistakes, or for labels that are wrong."
+    explanation = "The classes that were found worst: the place to look for mistakes, and for labels that are wrong."
     return _section("The hardest classes", explanation, tag("div", caption, *lines, class_="bars thin"))
 
 

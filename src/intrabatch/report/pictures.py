@@ -34,7 +34,7 @@ def save_pictures(folder: Path, report: Report) -> list[Path]:
 
 
 def retrieval_grid_png(path: Path, grid: Grid) -> None:
-    """Queries at the left, neighbours by rank: solid green with a tick is the same class, dashed red with a cross another."""
+    """Queries at the left, neighbours by rank: solid green and a tick if of the same class, else dashed red."""
     columns = 1 + max((len(row) for row in grid.neighbours), default=0)
     rule = MARGIN + CELL + 2 * GAP
     width = rule + 2 * GAP + (columns - 1) * (CELL + GAP) - GAP + MARGIN

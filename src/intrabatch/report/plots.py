@@ -15,9 +15,10 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 from matplotlib.text import Text
+from numpy.typing import NDArray
 
 from .charts import MAP_PICTURE, MAP_WIDTH, Curve, curves, exemplars, placed, value_range
-from .content import Report, SpaceMap
+from .content import Picture, SpaceMap
 from .images import fitted
 from .lettering import drawable, font_file
 from .palette import INK, MOST_CLASSES_IN_LEGEND, PAPER, RULE, SERIES, SOFT, class_colour, series_index
@@ -36,8 +37,7 @@ def curves_png(path: Path, histories: dict[str, list[dict[str, float]]]) -> None
     figure = _figure(columns * PANEL_INCHES[0], num_rows * PANEL_INCHES[1] + 0.35)
     for i, (key, runs) in enumerate(panels.items()):
         _panel(figure.add_subplot(num_rows, columns, i + 1), key, runs, series)
-    lines = {name: Line2D([], [], **_line_style(index)) for name, index in series.items()}
-    _legend(figure, lines)
+    _legend(figure, list(series), [_line([], [], index) for index in series.values()])
     figure.savefig(path, metadata={"Software": None})
 
 
@@ -48,28 +48,26 @@ def map_png(path: Path, space: SpaceMap) -> None:
     axes = figure.add_subplot()
     axes.set(xlim=(0, MAP_WIDTH), ylim=(height, 0), xticks=[], yticks=[], aspect="equal")
     axes.spines[:].set_visible(False)
-    axes.scatter(
-        *points_N2.T, s=14, c=[class_colour(label) for label in space.labels_N.tolist()], alpha=0.8, linewidths=0
-    )
+    colours = [class_colour(label) for label in space.labels_N.tolist()]
+    axes.scatter(points_N2[:, 0], points_N2[:, 1], s=14, c=colours, alpha=0.8, linewidths=0)
     if space.thumbnails:
         for i in exemplars(points_N2, space.labels_N, MAP_PICTURE * 1.5):
-            image = OffsetImage(np.asarray(fitted(space.thumbnails[i], 64, enlarge=True)), zoom=0.42)
-            box = AnnotationBbox(
-                image,
-                tuple(points_N2[i]),
-                xybox=(0, 22),
-                boxcoords="offset points",
-                pad=0.1,
-                arrowprops={"arrowstyle": "-", "color": SOFT},
-            )
-            box.patch.set(edgecolor=RULE)
-            axes.add_artist(box)
+            axes.add_artist(_exemplar(space.thumbnails[i], points_N2[i]))
     used = sorted(set(space.labels_N.tolist()))
     if len(used) <= MOST_CLASSES_IN_LEGEND:
-        _legend(
-            figure, {space.classes[i]: Line2D([], [], marker="o", linestyle="", color=class_colour(i)) for i in used}
-        )
+        dots = [Line2D([], [], marker="o", linestyle="", color=class_colour(i)) for i in used]
+        _legend(figure, [space.classes[i] for i in used], dots)
     figure.savefig(path, metadata={"Software": None})
+
+
+def _exemplar(picture: Picture, point_2: NDArray[np.float64]) -> AnnotationBbox:
+    """A picture above its point, tied to it by a line."""
+    image = OffsetImage(np.asarray(fitted(picture, 64, enlarge=True)), zoom=0.42)
+    line = {"arrowstyle": "-", "color": SOFT}
+    place = (float(point_2[0]), float(point_2[1]))
+    box = AnnotationBbox(image, place, (0, 22), boxcoords="offset points", pad=0.1, arrowprops=line)
+    box.patch.set(edgecolor=RULE)
+    return box
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -80,7 +78,8 @@ def _figure(width: float, height: float) -> Figure:
 
 def _panel(axes: Axes, key: str, runs: dict[str, Curve], series: dict[str, int]) -> None:
     for run, curve in runs.items():
-        axes.plot(*zip(*curve, strict=True), **_line_style(series[run]), marker="o" if len(curve) == 1 else "")
+        axes.add_line(_line([at for at, _ in curve], [value for _, value in curve], series[run]))
+    axes.autoscale_view()
     low, high = value_range(key, runs)
     axes.set_ylim(low, high + 0.05 * (high - low))
     axes.spines[:].set_visible(False)
@@ -89,24 +88,21 @@ def _panel(axes: Axes, key: str, runs: dict[str, Curve], series: dict[str, int])
     _write(axes.set_title("", loc="left"), history_title(key), 10)
 
 
-def _line_style(index: int) -> dict[str, object]:
-    colour, _, dashes = SERIES[index]
-    lengths = [float(length) / 2 for length in dashes.split()]
-    return {"color": colour, "linewidth": 1.8, "linestyle": (0, lengths) if lengths else "-"}
+def _line(x: list[float], y: list[float], series: int) -> Line2D:
+    colour, _, dashes = SERIES[series]
+    lengths = tuple(float(length) / 2 for length in dashes.split())
+    style = (0, lengths) if lengths else "-"
+    return Line2D(x, y, color=colour, linewidth=1.8, linestyle=style, marker="o" if len(x) == 1 else "")
 
 
-def _legend(figure: Figure, lines: dict[str, Line2D]) -> None:
-    places = {"loc": "outside upper left", "frameon": False, "ncols": min(6, len(lines))}
-    legend = figure.legend(list(lines.values()), ["."] * len(lines), **places)
-    for text, name in zip(legend.get_texts(), lines, strict=True):
+def _legend(figure: Figure, names: list[str], samples: list[Line2D]) -> None:
+    columns = min(6, len(names))
+    legend = figure.legend(samples, ["."] * len(names), loc="outside upper left", frameon=False, ncols=columns)
+    for text, name in zip(legend.get_texts(), names, strict=True):
         _write(text, name, 9)
 
 
 def _write(text: Text, words: str, size: float) -> None:
-    """Set a text as it is: no mathematics between dollars, no letter that the font lacks, no font of the user's settings."""
-    text.set(
-        parse_math=False,
-        text=drawable(words),
-        color=INK,
-        fontproperties=FontProperties(fname=str(font_file()), size=size),
-    )
+    """Set a text as it is: no mathematics between dollars, no letter the font lacks, no font of the user's own."""
+    font = FontProperties(fname=str(font_file()), size=size)
+    text.set(parse_math=False, text=drawable(words), color=INK, fontproperties=font)

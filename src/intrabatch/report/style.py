@@ -5,7 +5,8 @@ from __future__ import annotations
 from .palette import NEUTRAL, RIGHT, SERIES, WRONG
 
 _COLOURS = """
-:root {{ color-scheme: light dark; --paper: #fbfaf7; --raised: #ffffff; --ink: #1c2026; --soft: #5f656e; --rule: #e2dfd8;
+:root {{ color-scheme: light dark; --paper: #fbfaf7; --raised: #ffffff; --ink: #1c2026; --soft: #5f656e;
+  --rule: #e2dfd8;
   --track: #ebe8e1; --right: {right}; --wrong: {wrong}; --neutral: {neutral}; {light} }}
 @media (prefers-color-scheme: dark) {{ :root {{ --paper: #131519; --raised: #1b1e24; --ink: #e8e6e1; --soft: #a0a5ae;
   --rule: #2b2f37; --track: #262a31; --right: #3fb573; --wrong: #f0685d; {dark} }} }}
@@ -19,11 +20,13 @@ body { margin: 0; background: var(--paper); color: var(--ink); -webkit-text-size
   font: 16px/1.6 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "DejaVu Sans", sans-serif; }
 main { max-width: 1120px; margin: 0 auto; padding: clamp(28px, 6vw, 72px) clamp(20px, 5vw, 56px); }
 h1, .lede { font-family: "Iowan Old Style", "Palatino Linotype", Palatino, Charter, Georgia, "DejaVu Serif", serif; }
-h1 { font-size: clamp(29px, 4.6vw, 46px); line-height: 1.15; font-weight: 600; letter-spacing: -.015em; margin: 0 0 22px;
+h1 { font-size: clamp(29px, 4.6vw, 46px); line-height: 1.15; font-weight: 600; letter-spacing: -.015em;
+  margin: 0 0 22px;
   overflow-wrap: anywhere; text-wrap: balance; }
 h2 { font-size: 17px; line-height: 1.35; font-weight: 650; margin: 0 0 8px; }
 p { margin: 0 0 12px; max-width: 68ch; overflow-wrap: anywhere; }
-code { font: .88em/1.5 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; background: var(--track);
+code { font: .88em/1.5 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace;
+  background: var(--track);
   padding: .12em .38em; border-radius: 4px; overflow-wrap: anywhere; }
 figure { margin: 0; }
 .eyebrow { font-size: 12px; letter-spacing: .09em; text-transform: uppercase; color: var(--soft); margin: 0 0 14px; }
@@ -41,7 +44,8 @@ aside h2 { color: var(--ink); }
   align-items: center; margin: 0 0 30px; }
 .bars > * { min-width: 0; overflow-wrap: anywhere; }
 .bars .track { position: relative; height: 16px; background: var(--track); border-radius: 3px; }
-.bars .fill { position: absolute; inset: 0 auto 0 0; min-width: 2px; background: var(--series, var(--neutral)); border-radius: 3px; }
+.bars .fill { position: absolute; inset: 0 auto 0 0; min-width: 2px; background: var(--series, var(--neutral));
+  border-radius: 3px; }
 .bars .range { position: absolute; top: 50%; height: 2px; margin-top: -1px; background: var(--ink); }
 .bars .range::before, .bars .range::after { content: ""; position: absolute; top: -4px; height: 10px; width: 2px;
   background: var(--ink); }
@@ -55,7 +59,8 @@ aside h2 { color: var(--ink); }
 
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; margin-bottom: 8px; }
-th, td { padding: 11px 0 11px 22px; text-align: right; vertical-align: top; border-bottom: 1px solid var(--rule); white-space: nowrap; }
+th, td { padding: 11px 0 11px 22px; text-align: right; vertical-align: top; border-bottom: 1px solid var(--rule);
+  white-space: nowrap; }
 th:first-child { padding-left: 0; text-align: left; white-space: normal; min-width: 150px; font-weight: 500; }
 thead th { color: var(--soft); font-size: 13px; font-weight: 500; padding-top: 0; vertical-align: bottom; }
 td small, th small { display: block; color: var(--soft); font-size: 12.5px; font-weight: 400; line-height: 1.45; }
@@ -63,23 +68,33 @@ th small { max-width: 32ch; }
 td strong { font-weight: 700; }
 .key::before { content: ""; display: inline-block; width: 9px; height: 9px; border-radius: 50%; margin-right: 8px;
   background: var(--series, var(--neutral)); }
-dl { display: grid; grid-template-columns: minmax(0, 11em) minmax(0, 1fr); gap: 6px 22px; margin: 26px 0 0; font-size: 14px; line-height: 1.5; }
+dl { display: grid; grid-template-columns: minmax(0, 11em) minmax(0, 1fr); gap: 6px 22px; margin: 26px 0 0;
+  font-size: 14px; line-height: 1.5; }
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 @media (max-width: 560px) { dl { grid-template-columns: minmax(0, 1fr); gap: 0; } dd { margin-bottom: 10px; } }
 
-.query { display: grid; grid-template-columns: 74px minmax(0, 1fr); gap: 20px; padding: 14px 0; border-bottom: 1px solid var(--rule); }
+.query { display: grid; grid-template-columns: 74px minmax(0, 1fr); gap: 20px; padding: 14px 0;
+  border-bottom: 1px solid var(--rule); }
 .query:first-child { padding-top: 0; }
 .hits { display: flex; flex-wrap: wrap; gap: 12px 8px; }
 .image { width: 74px; font-size: 12px; line-height: 1.35; color: var(--soft); }
-.image span { display: block; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; padding-top: 3px; text-align: center; }
+.image span { display: block; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; padding-top: 3px;
+  text-align: center; }
 .image div { position: relative; }
-.image img { display: block; width: 100%; aspect-ratio: 1; object-fit: contain; background: var(--track); border-radius: 5px;
+.image img { display: block; width: 100%; aspect-ratio: 1; object-fit: contain; background: var(--track);
+  border-radius: 5px;
   border: 3px solid var(--rule); }
 .right img { border-color: var(--right); } .wrong img { border: 3px dashed var(--wrong); }
-.right div::after, .wrong div::after { position: absolute; right: -4px; bottom: -4px; width: 18px; height: 18px; border-radius: 50%;
+.right div::after, .wrong div::after { position: absolute; right: -4px; bottom: -4px; width: 18px; height: 18px;
+  border-radius: 50%;
   font: 700 11px/18px system-ui, "DejaVu Sans", sans-serif; text-align: center; color: var(--paper); }
-.right div::after { content: "\\2713"; background: var(--right); } .wrong div::after { content: "\\2715"; background: var(--wrong); }
-@media (max-width: 560px) { .query { grid-template-columns: 58px minmax(0, 1fr); gap: 14px; } .image { width: 58px; } .hits { gap: 10px 7px; } }
+.right div::after { content: "\\2713"; background: var(--right); } .wrong div::after { content: "\\2715";
+  background: var(--wrong); }
+@media (max-width: 560px) {
+  .query { grid-template-columns: 58px minmax(0, 1fr); gap: 14px; }
+  .image { width: 58px; }
+  .hits { gap: 10px 7px; }
+}
 
 .legend { display: flex; flex-wrap: wrap; gap: 4px 22px; margin: 0 0 18px; font-size: 14px; }
 .legend svg { width: 30px; height: 10px; margin-right: 8px; vertical-align: 1px; }
@@ -91,10 +106,12 @@ svg { display: block; width: 100%; height: auto; overflow: visible; }
 .legend svg { display: inline-block; }
 svg text { font-size: 11.5px; fill: var(--soft); font-variant-numeric: tabular-nums; }
 svg line { stroke: var(--rule); }
-polyline { fill: none; stroke: var(--series); stroke-width: 2; stroke-dasharray: var(--dashes); stroke-linejoin: round; }
+polyline { fill: none; stroke: var(--series); stroke-width: 2; stroke-dasharray: var(--dashes);
+  stroke-linejoin: round; }
 circle.s0, circle.s1, circle.s2, circle.s3, circle.s4, circle.s5 { fill: var(--series); }
 
-.space { position: relative; background: var(--raised); border: 1px solid var(--rule); border-radius: 10px; overflow: hidden; margin-bottom: 12px; }
+.space { position: relative; background: var(--raised); border: 1px solid var(--rule); border-radius: 10px;
+  overflow: hidden; margin-bottom: 12px; }
 .map { touch-action: manipulation; cursor: crosshair; }
 .map circle { fill-opacity: .8; }
 .exemplar { pointer-events: none; } .exemplar line { stroke: var(--soft); }
@@ -102,11 +119,15 @@ circle.s0, circle.s1, circle.s2, circle.s3, circle.s4, circle.s5 { fill: var(--s
 .map.focused > g { opacity: .13; } .map.focused > g.chosen { opacity: 1; }
 .chosen circle { r: 4.6px; fill-opacity: 1; }
 @media (max-width: 560px) { .map circle { r: 4.6px; } .chosen circle { r: 8px; } }
-.tip { position: absolute; left: 0; top: 0; pointer-events: none; visibility: hidden; background: var(--raised); color: var(--ink);
-  border: 1px solid var(--rule); border-radius: 8px; box-shadow: 0 4px 18px rgb(0 0 0 / .18); padding: 6px; font-size: 13px;
+.tip { position: absolute; left: 0; top: 0; pointer-events: none; visibility: hidden; background: var(--raised);
+  color: var(--ink);
+  border: 1px solid var(--rule); border-radius: 8px; box-shadow: 0 4px 18px rgb(0 0 0 / .18); padding: 6px;
+  font-size: 13px;
   line-height: 1.35; max-width: 180px; overflow-wrap: anywhere; text-align: center; }
-.thumb { width: 96px; height: 96px; margin: 0 auto 4px; border-radius: 4px; background-size: calc(96px * var(--columns)) auto; }
-.steps { margin: 0; padding-left: 1.3em; } .steps li { margin-bottom: 10px; max-width: 68ch; overflow-wrap: anywhere; padding-left: 4px; }
+.thumb { width: 96px; height: 96px; margin: 0 auto 4px; border-radius: 4px;
+  background-size: calc(96px * var(--columns)) auto; }
+.steps { margin: 0; padding-left: 1.3em; } .steps li { margin-bottom: 10px; max-width: 68ch;
+  overflow-wrap: anywhere; padding-left: 4px; }
 .steps li::marker { color: var(--soft); }
 """
 

@@ -1,0 +1,204 @@
+"""Training: what must hold of a run from its first step to a resumed, finished folder."""
+
+import json
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from conftest import tiny_config, tiny_images
+
+from intrabatch.errors import ConfigError, DeviceError, NonFiniteError, RunError
+from intrabatch.progress import Quiet
+from intrabatch.run import Run
+from intrabatch.train import Interrupted, Training, resume, train
+
+CPU = torch.device("cpu")
+
+
+class StopAfter(Quiet):
+    """Sends this process a signal after some steps, as Ctrl-C would."""
+
+    def __init__(self, steps, number=signal.SIGINT):
+        self.steps, self.number = steps, number
+
+    def step(self, number, read):
+        if number == self.steps:
+            os.kill(os.getpid(), self.number)
+
+
+class Killed(Exception):
+    pass
+
+
+class KillAfter(StopAfter):
+    """Dies in the middle of an epoch without any chance to save."""
+
+    def step(self, number, read):
+        if number == self.steps:
+            raise Killed
+
+
+def weights(run):
+    return safetensors.torch.load_file(run.path / "weights.safetensors")
+
+
+def same(left, right):
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_a_run_leaves_everything_in_its_folder(tmp_path, config, images):
+    run = train(config, images, tmp_path / "run")
+    found = {path.name for path in run.path.iterdir()}
+    assert found == {"config.yaml", "weights.safetensors", "history.jsonl", "metrics.json", "classes.json", "splits.csv",
+                     "environment.json"}  # fmt: skip
+    again = Run.open(run.path)
+    assert again.config == config and again.classes == images.only("train").classes
+    history = again.history()
+    assert [record["epoch"] for record in history] == [1, 2]
+    assert {"loss", "loss/auxiliary", "loss/messages", "learning_rate", "images_per_second", "val/recall@1"} <= set(history[0])
+    figures = again.read_json("metrics.json")
+    assert {"recall@1", "map@r", "nmi"} <= set(figures["metrics"]) and figures["epoch"] == 2
+    assert "recall@1" in figures["untrained"] and figures["protocol"]["classes_seen_in_training"] == 0
+    environment = again.read_json("environment.json")
+    assert environment["packages"]["torch"] and environment["device"] == "cpu"
+
+
+def test_training_lowers_the_loss(tmp_path, images):
+    run = train(tiny_config("train.epochs=12", "optim.learning_rate=0.003"), images, tmp_path / "run")
+    losses = [record["loss"] for record in run.history()]
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_does_not(tmp_path, config, images):
+    first, second = (train(config, images, tmp_path / name) for name in "ab")
+    other = train(tiny_config("train.seed=1"), images, tmp_path / "c")
+    assert same(weights(first), weights(second))
+    assert not same(weights(first), weights(other))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("options", [(), ("optim.ema=0.9", "optim.optimizer=radam", "train.protocol=validation")])
+def test_stopped_and_resumed_equals_uninterrupted(tmp_path, images, number, options):
+    config = tiny_config("train.epochs=3", *options)
+    whole = train(config, images, tmp_path / "whole")
+    with pytest.raises(Interrupted, match="stopped in epoch 2 after 2 steps") as stop:
+        train(config, images, tmp_path / "stopped", StopAfter(whole_steps(images, config) + 2, number))
+    assert stop.value.run.path == tmp_path / "stopped"
+    resumed = resume(tmp_path / "stopped", images)
+    assert same(weights(whole), weights(resumed))
+    drop = {"images_per_second"}
+    for left, right in zip(whole.history(), resumed.history(), strict=True):
+        assert {k: v for k, v in left.items() if k not in drop} == {k: v for k, v in right.items() if k not in drop}
+    assert whole.read_json("metrics.json")["metrics"] == resumed.read_json("metrics.json")["metrics"]
+
+
+def test_killed_in_an_epoch_and_resumed_equals_uninterrupted(tmp_path, images):
+    config = tiny_config("train.epochs=2")
+    whole = train(config, images, tmp_path / "whole")
+    with pytest.raises(Killed):
+        train(config, images, tmp_path / "killed", KillAfter(whole_steps(images, config) + 1))
+    assert same(weights(whole), weights(resume(tmp_path / "killed", images)))
+
+
+def whole_steps(images, config):
+    return len(images.only("train")) // config.batch.size
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_update(tmp_path, config, images):
+    class Poison(Quiet):
+        def step(self, number, read):
+            if number == 3:
+                with torch.no_grad():
+                    next(training.network.loss.parameters()).fill_(float("nan"))
+
+    run = Run.create(tmp_path / "run", config, images, images.only("train").classes, "cpu")
+    training = Training(run, images, CPU, Poison())
+    with pytest.raises(NonFiniteError, match=r"epoch 1, step 4: loss nan.*the update was not made"):
+        training.go()
+    saved = run.load_checkpoint()
+    assert saved["position"]["step"] == 3
+    backbone = {name: tensor for name, tensor in saved["network"].items() if name.startswith("embedder.backbone")}
+    assert all(tensor.isfinite().all() for tensor in backbone.values())
+    bad = json.loads((run.path / "bad_batch.json").read_text())
+    assert len(bad["images"]) == config.batch.size
+
+
+def test_validation_protocol_keeps_the_best_epoch(tmp_path, images):
+    run = train(tiny_config("train.epochs=4", "train.protocol=validation"), images, tmp_path / "run")
+    scores = [record["val/recall@1"] for record in run.history()]
+    assert run.read_json("metrics.json")["epoch"] == int(np.argmax(scores)) + 1
+    assert run.read_json("metrics.json")["protocol"]["epoch_chosen"] == "best on the validation classes"
+
+
+def test_backbone_stands_still_while_frozen(tmp_path, images):
+    run = train(tiny_config("optim.frozen_epochs=2", "model.batch_norm=frozen"), images, tmp_path / "run")
+    torch.manual_seed(0)
+    fresh = Training(Run(tmp_path / "x", run.config, run.classes), images, CPU, Quiet()).network.state_dict()
+    after = weights(run)
+    for name, tensor in fresh.items():
+        if name.startswith("embedder.backbone."):
+            assert torch.equal(tensor, after[name]), name
+    assert not torch.equal(fresh["embedder.project.weight"], after["embedder.project.weight"])
+
+
+def test_averaged_weights_follow_the_formula(tmp_path, images):
+    config = tiny_config("train.epochs=1", "optim.ema=0.5")
+    states = []
+
+    class Remember(Quiet):
+        def step(self, number, read):
+            states.append({name: tensor.clone() for name, tensor in training.network.state_dict().items()})
+
+    run = Run.create(tmp_path / "run", config, images, images.only("train").classes, "cpu")
+    training = Training(run, images, CPU, Remember())
+    expected = {name: tensor.clone() for name, tensor in training.network.state_dict().items()}
+    training.go()
+    for state in states:
+        for name, tensor in state.items():
+            moving = tensor.is_floating_point()
+            expected[name] = 0.5 * expected[name] + 0.5 * tensor if moving else tensor
+    found = weights(run)
+    assert all(torch.allclose(found[name], tensor, atol=1e-6) for name, tensor in expected.items())
+
+
+def test_clipping_bounds_the_whole_gradient(tmp_path, images):
+    """With plain steps of known size: AdamW is blind to scale, so look at the gradients themselves."""
+    norms = []
+
+    class Look(Quiet):
+        def step(self, number, read):
+            norms.append(sum(p.grad.square().sum() for p in training.network.parameters() if p.grad is not None).sqrt())
+
+    config = tiny_config("train.epochs=1", "optim.clip=0.5")
+    training = Training(Run.create(tmp_path / "r", config, images, images.only("train").classes, "cpu"), images, CPU, Look())
+    training.go()
+    assert max(norms) <= 0.5 * (1 + 1e-5)
+
+
+def test_mistakes_are_one_line_each(tmp_path, config, images):
+    train(config, images, tmp_path / "run")
+    with pytest.raises(RunError, match=r"run exists and is not empty; choose another --out, or go on with --resume"):
+        train(config, images, tmp_path / "run")
+    with pytest.raises(RunError, match="has no checkpoint: the run is finished; nothing to resume"):
+        resume(tmp_path / "run", images)
+    with pytest.raises(RunError, match=r"no run folder .*nowhere; train one with: intrabatch train"):
+        resume(tmp_path / "nowhere", images)
+    with pytest.raises(ConfigError, match=r"batch\.classes is 40, but there are only 7 training classes"):
+        train(tiny_config("batch.classes=40"), images, tmp_path / "other")
+    with pytest.raises(DeviceError, match=r"device 'cuda' cannot be used: .*; use --device cpu"):
+        train(tiny_config("train.device=cuda"), images, tmp_path / "other")
+    with pytest.raises(DeviceError, match="unknown device 'gpu'; choose from: auto, cpu, cuda"):
+        train(tiny_config("train.device=gpu"), images, tmp_path / "other")
+
+
+def test_training_in_another_thread_leaves_signals_alone(tmp_path, images):
+    before = signal.getsignal(signal.SIGINT)
+    worker = threading.Thread(target=train, args=(tiny_config("train.epochs=1"), tiny_images(), tmp_path / "run"))
+    worker.start()
+    worker.join()
+    assert (tmp_path / "run" / "weights.safetensors").is_file()
+    assert signal.getsignal(signal.SIGINT) is before
