@@ -146,7 +146,7 @@ def test_blanks_marks_and_the_missing_glyph_box_are_no_class(every_character: di
 def test_plainly_different_letters_are_different_classes(every_character: dict[str, str]) -> None:
     for small_and_capital in ("жЖ", "яЯ", "щЩ", "фФ", "дД", "юЮ", "ლ", "ჭ", "ჱ", "թԹ", "ձՁ"):
         assert "test" in {every_character.get(character) for character in small_and_capital}, small_and_capital
-    assert set("RGΞξ4@") <= {character for character, split in every_character.items() if split != "test"}
+    assert set("4@&#Ξλ") <= {character for character, split in every_character.items() if split != "test"}
     assert list(every_character.values()).count("test") >= 200
 
 

@@ -79,12 +79,14 @@ class Summary:
         plain, messages = (self.rows[name] for name in ("cross-entropy", "with-messages"))
         gain = 100 * (messages["recall@1"] - plain["recall@1"])
         gain_map = 100 * (messages["map@r"] - plain["map@r"])
-        verdict = "helped" if min(gain, gain_map) > 0 else "did not help" if max(gain, gain_map) <= 0 else "gave mixed results"
+        mixed = "did not help" if max(gain, gain_map) <= 0 else "cut both ways"
+        verdict = "helped" if min(gain, gain_map) > 0 else mixed
         return [
-            f"For {100 * messages['recall@1']:.0f} of 100 images of characters never seen in training, the most similar "
-            f"image shows the same character (untrained network: {100 * self.rows['untrained']['recall@1']:.0f}).",
-            f"Message passing {verdict} in this run: {gain:+.1f} points of recall@1, {gain_map:+.1f} of MAP@R against the "
-            f"same network without it.",
+            f"For {100 * messages['recall@1']:.0f} of 100 images of characters never seen in training, the most "
+            f"similar image shows the same character (untrained network: "
+            f"{100 * self.rows['untrained']['recall@1']:.0f}).",
+            f"Message passing {verdict} in this run: {gain:+.1f} points of recall@1, {gain_map:+.1f} of MAP@R against "
+            f"the same network without it.",
             "One run of each proves little: seeds differ by points. Several seeds would tell.",
         ]
 
@@ -178,8 +180,8 @@ def retrieval_grid(test: ImageSet, vectors_ND: NDArray[np.float32], rows: int = 
         query_classes=[names[query] for query in queries],
         neighbours=[[test.read(int(i)) for i in row] for row in found],
         neighbour_classes=[[names[i] for i in row] for row in found],
-        correct=[[bool(test.labels[i] == test.labels[query]) for i in row] for query, row in zip(queries, found, strict=True)],
-        note="The first image of every so-manieth class in order; none was chosen for its looks.",
+        correct=(test.labels[found] == test.labels[queries][:, None]).tolist(),
+        note="Queries are the first images of classes evenly spaced in order; none was chosen for its looks.",
     )
 
 
@@ -188,9 +190,10 @@ def space_map(test: ImageSet, vectors_ND: NDArray[np.float32]) -> SpaceMap:
     per_class = max(1, len(test) // len(test.classes))
     classes = np.unique(np.linspace(0, len(test.classes) - 1, max(2, MAP_IMAGES // per_class)).astype(int))
     shown = np.flatnonzero(np.isin(test.labels, classes))
-    part = test.subset(shown)
+    drawn, points_N2 = project_2d(vectors_ND[shown], seed=0)
+    part = test.subset(shown[drawn])
     return SpaceMap(
-        points_N2=project_2d(vectors_ND[shown], seed=0),
+        points_N2=points_N2,
         labels_N=part.labels,
         classes=part.classes,
         thumbnails=[part.read(i) for i in range(len(part))],

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ._version import VERSION
 from .backbone import Embedder
+from .clustering import nmi_figures
 from .config import Config, EvalConfig
 from .data.image_set import ImageSet
 from .data.pixels import Pixels, open_pixels
@@ -101,7 +102,6 @@ def measure_vectors(
     device: str = "cpu",
 ) -> dict[str, Any]:
     """All figures of labelled vectors, and the part of their protocol that arrays can tell."""
-    from .clustering import nmi_figures
     retrieval = retrieval_of(vectors_ND, labels_N, roles_N, config, device)
     clusters = nmi_figures(vectors_ND, labels_N, recipe=config.nmi_recipe, seeds=range(config.nmi_seeds), device=device)
     return {

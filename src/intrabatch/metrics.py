@@ -284,3 +284,50 @@ def figures_of_ranks(ranks_BP: Tensor, num_positives_B: NDArray[np.int64], ks: S
     figures["map@r"] = (precisions_BP * (ranks_BP < sizes_B1) / sizes_B1).sum(1)
     figures["map"] = (precisions_BP * (ranks_BP < FAR - len(precisions_BP[0])) / sizes_B1).sum(1)
     return figures
+
+
+def agreement(labels_N: NDArray[np.integer], assignments_N: NDArray[np.integer]) -> dict[str, float]:
+    """NMI and adjusted mutual information (both by the arithmetic mean of the entropies), and adjusted Rand index."""
+    num = len(labels_N)
+    classes, clusters = (np.unique(part, return_inverse=True)[1] for part in (labels_N, assignments_N))
+    shared, cells = np.unique(np.stack([classes, clusters]), axis=1, return_counts=True)
+    sizes_C, sizes_K = np.bincount(classes), np.bincount(clusters)
+    information = float((cells / num * np.log(num * cells / (sizes_C[shared[0]] * sizes_K[shared[1]]))).sum())
+    entropy = (_entropy(sizes_C) + _entropy(sizes_K)) / 2
+    chance = _information_by_chance(sizes_C, sizes_K)
+    pairs_cells, pairs_C, pairs_K = (float((sizes * (sizes - 1.0)).sum() / 2) for sizes in (cells, sizes_C, sizes_K))
+    pairs_chance = pairs_C * pairs_K / max(1.0, num * (num - 1) / 2)
+    return {
+        "nmi": _ratio(information, entropy),
+        "ami": _ratio(information - chance, entropy - chance),
+        "ari": _ratio(pairs_cells - pairs_chance, (pairs_C + pairs_K) / 2 - pairs_chance),
+    }
+
+
+def _ratio(part: float, whole: float) -> float:
+    """1 where both sides are one cluster, or both all single images: they agree."""
+    return part / whole if abs(whole) > 1e-12 else 1.0
+
+
+def _entropy(sizes: NDArray[np.int64]) -> float:
+    shares = sizes / sizes.sum()
+    return float(-(shares * np.log(shares)).sum())
+
+
+def _information_by_chance(sizes_C: NDArray[np.int64], sizes_K: NDArray[np.int64]) -> float:
+    """The mutual information that random clusters of the same sizes share with the classes on average.
+
+    Equal sizes give equal terms, so each pair of different sizes is worked out once.
+    """
+    num = int(sizes_C.sum())
+    log_factorial = torch.lgamma(torch.arange(1, num + 2, dtype=torch.float64)).numpy()
+    unique_K, times_K = np.unique(sizes_K, return_counts=True)
+    total = 0.0
+    for size, times in zip(*np.unique(sizes_C, return_counts=True), strict=True):
+        for other, other_times in zip(unique_K, times_K, strict=True):
+            cell = np.arange(max(1, size + other - num), min(size, other) + 1)
+            fixed = log_factorial[[size, other, num - size, num - other]].sum() - log_factorial[num]
+            parts = np.stack([cell, size - cell, other - cell, num - size - other + cell])
+            chances = np.exp(fixed - log_factorial[parts].sum(0))
+            total += times * other_times * float((cell / num * np.log(num * cell / (size * other)) * chances).sum())
+    return total

@@ -19,6 +19,7 @@ from rich.progress import Progress as RichBar
 from .errors import ConfigError, MissingExtra, did_you_mean
 
 Record = Mapping[str, float]
+SHOWN = ("val/recall@1", "val/map@r")
 
 
 class Progress(Protocol):
@@ -110,7 +111,7 @@ class LiveDisplay(Quiet):
 def epoch_line(record: Record) -> str:
     """One epoch in one line."""
     parts = [f"epoch {record['epoch']:>3.0f}", short_line(record)]
-    parts += [f"{key} {100 * value:.1f}" for key, value in record.items() if key.startswith("val/")]
+    parts += [f"{key} {100 * value:.1f}" for key, value in record.items() if key in SHOWN]
     return "  ".join(parts)
 
 
@@ -131,14 +132,14 @@ class TensorBoard:
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer = SummaryWriter(str(folder / "tensorboard"))  # type: ignore[no-untyped-call]
+        self.writer = SummaryWriter(str(folder / "tensorboard"))
 
     def log(self, values: Record, epoch: int) -> None:
         for name, value in values.items():
-            self.writer.add_scalar(name, value, epoch)  # type: ignore[no-untyped-call]
+            self.writer.add_scalar(name, value, epoch)
 
     def close(self) -> None:
-        self.writer.close()  # type: ignore[no-untyped-call]
+        self.writer.close()
 
 
 class WeightsAndBiases:

@@ -95,7 +95,7 @@ class Run:
 
     def save_weights(self, state: dict[str, Tensor]) -> None:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
-        self._replace("weights.safetensors", lambda path: safetensors.torch.save_file(tensors, path))
+        self._replace("weights.safetensors", lambda path: path.write_bytes(safetensors.torch.save(tensors)))
 
     def load_weights(self) -> dict[str, Tensor]:
         path = self.path / "weights.safetensors"
@@ -144,7 +144,7 @@ class Run:
             with open(fresh, "rb") as handle:
                 os.fsync(handle.fileno())
             os.replace(fresh, final)
-        except (OSError, RuntimeError, safetensors.SafetensorError) as error:
+        except (OSError, RuntimeError) as error:
             fresh.unlink(missing_ok=True)
             kept = "the previous one is untouched" if final.exists() else "nothing was written"
             reason = getattr(error, "strerror", None) or (str(error).splitlines() or ["unknown"])[0]

@@ -97,7 +97,7 @@ def _draw_hands(sizes_C: IntArray, num_steps: int, classes: int, rng: np.random.
     if np.count_nonzero(sizes_C) < classes:
         raise DataError(f"{np.count_nonzero(sizes_C)} classes cannot fill batches of {classes} different classes")
     share_C = sizes_C / sizes_C.sum() * num_steps * classes
-    while (share_C > num_steps + 1e-9).any():  # too large for its share: in every batch, the rest to others
+    while (share_C > num_steps + 1e-9).any():  # too large a share: one hand in every batch
         full = share_C >= num_steps
         rest = num_steps * (classes - full.sum())
         share_C = np.where(full, num_steps, share_C / share_C[~full].sum() * rest)
@@ -135,7 +135,7 @@ def random_boxes(sizes_M2: IntArray, min_scale: float, max_scale: float, rng: np
     high, wide = np.take_along_axis(high, first, 1), np.take_along_axis(wide, first, 1)
     fallback_high = np.minimum(height_M1, np.rint(width_M1 * (4 / 3)).astype(np.int64))
     fallback_wide = np.minimum(width_M1, np.rint(height_M1 * (4 / 3)).astype(np.int64))
-    found: NDArray[np.bool_] = fits.any(axis=1, keepdims=True)
+    found = np.logical_or.reduce(fits, axis=1, keepdims=True)
     high, wide = np.where(found, high, fallback_high), np.where(found, wide, fallback_wide)
     top = np.floor(rng.random((len(sizes_M2), 1)) * (height_M1 - high + 1)).astype(np.int64)
     left = np.floor(rng.random((len(sizes_M2), 1)) * (width_M1 - wide + 1)).astype(np.int64)

@@ -21,6 +21,7 @@ Curve = list[tuple[float, float]]
 PANEL_WIDTH, PANEL_HEIGHT = 350, 190
 LEFT, RIGHT, TOP, BOTTOM = 44, 12, 10, 24
 MAP_WIDTH, MAP_MARGIN, MAP_PICTURE = 760.0, 24.0, 34.0
+LEAD = 8.0  # from a point up to its picture
 MOST_EXEMPLARS = 36
 
 
@@ -84,7 +85,7 @@ def panel(key: str, runs: dict[str, Curve], series: dict[str, int]) -> Markup:
         for at in ticks(first, last, most=6, whole=True)
     ]
     drawn = [_line([(x(at), y(value)) for at, value in curve], series[run]) for run, curve in runs.items()]
-    final = [tag("span", number_text(curve[-1][1]), class_=f"last s{series[run]}") for run, curve in runs.items()]
+    final = [tag("span", _last(key, curve), class_=f"last s{series[run]}") for run, curve in runs.items()]
     title = history_title(key)
     picture = tag(
         "svg",
@@ -96,6 +97,11 @@ def panel(key: str, runs: dict[str, Curve], series: dict[str, int]) -> Markup:
         aria_label=f"{title} by epoch",
     )
     return tag("figure", tag("figcaption", tag("b", title), *final), picture, class_="panel")
+
+
+def _last(key: str, curve: Curve) -> str:
+    value = curve[-1][1]
+    return f"{value:.1f}" if is_fraction(key) else number_text(value)
 
 
 def _level(y: float, text: str) -> Markup:
@@ -121,8 +127,9 @@ def placed(points_N2: NDArray[np.floating]) -> tuple[NDArray[np.float64], float]
     inner = MAP_WIDTH - 2 * MAP_MARGIN
     height = float(np.clip(inner * extent_2[1] / extent_2[0], 0.6 * inner, inner))
     scale = min(inner / extent_2[0], height / extent_2[1])
-    centre_2 = np.array([MAP_WIDTH / 2, height / 2 + MAP_MARGIN])
-    return (points_N2 - (low_2 + high_2) / 2) * scale + centre_2, height + 2 * MAP_MARGIN
+    top = MAP_MARGIN + MAP_PICTURE  # room for a picture above the highest point
+    centre_2 = np.array([MAP_WIDTH / 2, height / 2 + top])
+    return (points_N2 - (low_2 + high_2) / 2) * scale + centre_2, height + top + MAP_MARGIN
 
 
 def exemplars(points_N2: NDArray[np.float64], labels_N: NDArray[np.int64], apart: float) -> list[int]:
@@ -164,6 +171,8 @@ def _exemplar(space: SpaceMap, points_N2: NDArray[np.float64], i: int) -> Markup
     x, y = points_N2[i]
     side = MAP_PICTURE
     address = data_uri(fitted(space.thumbnails[i], 2 * int(side)))
-    left, top = f"{x - side / 2:.1f}", f"{max(0.0, y - side - 8):.1f}"
+    left, top = f"{x - side / 2:.1f}", f"{y - side - LEAD:.1f}"
     picture = tag("image", x=left, y=top, width=f"{side:g}", height=f"{side:g}", href=address)
-    return tag("g", tag("line", x1=f"{x:g}", y1=f"{y:g}", x2=f"{x:g}", y2=f"{y - 8:.1f}"), picture, class_="exemplar")
+    return tag(
+        "g", tag("line", x1=f"{x:g}", y1=f"{y:g}", x2=f"{x:g}", y2=f"{y - LEAD:.1f}"), picture, class_="exemplar"
+    )

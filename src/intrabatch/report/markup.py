@@ -24,5 +24,11 @@ def join(*children: str) -> Markup:
 
 
 def prose(text: str) -> Markup:
-    """Plain words, in which `backticks` set code."""
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text)))
+    """Plain words, in which `backticks` set code, and a number keeps its percent sign on its line."""
+    escaped = html.escape(text).replace(" %", "\N{NO-BREAK SPACE}%")
+    return Markup(re.sub(r"`([^`]+)`", _code, escaped))
+
+
+def _code(quoted: re.Match[str]) -> str:
+    """Each word apart, so that a narrow page breaks a command between its words, not after the dashes of --set."""
+    return "<code>" + " ".join(f"<span>{word}</span>" for word in quoted[1].split(" ")) + "</code>"

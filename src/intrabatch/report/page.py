@@ -91,7 +91,7 @@ def _bar(
             tag("div", class_="range", style=f"left:{100 * interval[0]:.2f}%;right:{100 - 100 * interval[1]:.2f}%")
         )
     kind = "track" if series is None else f"track s{series}"
-    return join(tag("div", name, class_="name"), tag("div", *fill, class_=kind), tag("div", text, class_="figure"))
+    return join(tag("div", name, class_="name"), tag("div", text, class_="figure"), tag("div", *fill, class_=kind))
 
 
 def _table(rows: list[Row], metrics: list[str], series: dict[str, int]) -> Markup:

@@ -13,7 +13,7 @@ from .lettering import font, shortened
 from .palette import INK, PAPER, RIGHT, RULE, SOFT, WRONG
 from .plots import curves_png, map_png
 
-CELL, FRAME, GAP, MARGIN, CAPTION = 112, 5, 12, 20, 20
+CELL, FRAME, GAP, MARGIN, CAPTION = 96, 5, 12, 20, 20
 FONT_SIZE = 12
 
 

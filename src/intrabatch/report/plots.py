@@ -17,12 +17,12 @@ from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 from matplotlib.text import Text
 from numpy.typing import NDArray
 
-from .charts import MAP_PICTURE, MAP_WIDTH, Curve, curves, exemplars, placed, value_range
+from .charts import MAP_PICTURE, MAP_WIDTH, Curve, curves, exemplars, placed, ticks, value_range
 from .content import Picture, SpaceMap
 from .images import fitted
 from .lettering import drawable, font_file
 from .palette import INK, MOST_CLASSES_IN_LEGEND, PAPER, RULE, SERIES, SOFT, class_colour, series_index
-from .words import history_title
+from .words import history_title, number_text
 
 DPI = 150
 PANEL_INCHES = (4.0, 2.4)
@@ -81,7 +81,10 @@ def _panel(axes: Axes, key: str, runs: dict[str, Curve], series: dict[str, int])
         axes.add_line(_line([at for at, _ in curve], [value for _, value in curve], series[run]))
     axes.autoscale_view()
     low, high = value_range(key, runs)
-    axes.set_ylim(low, high + 0.05 * (high - low))
+    levels = ticks(low, high)
+    axes.set_ylim(low - 0.02 * (high - low), high + 0.05 * (high - low))
+    axes.set_yticks(levels, [number_text(level) for level in levels])
+    _write(axes.set_xlabel(""), "epoch", 8)
     axes.spines[:].set_visible(False)
     axes.grid(axis="y", color=RULE)
     axes.tick_params(colors=SOFT, length=0, labelsize=8)

@@ -24,10 +24,11 @@ h1 { font-size: clamp(29px, 4.6vw, 46px); line-height: 1.15; font-weight: 600; l
   margin: 0 0 22px;
   overflow-wrap: anywhere; text-wrap: balance; }
 h2 { font-size: 17px; line-height: 1.35; font-weight: 650; margin: 0 0 8px; }
-p { margin: 0 0 12px; max-width: 68ch; overflow-wrap: anywhere; }
+p { margin: 0 0 12px; max-width: 68ch; overflow-wrap: anywhere; text-wrap: pretty; }
 code { font: .88em/1.5 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace;
   background: var(--track);
   padding: .12em .38em; border-radius: 4px; overflow-wrap: anywhere; }
+code span { display: inline-block; max-width: 100%; }
 figure { margin: 0; }
 .eyebrow { font-size: 12px; letter-spacing: .09em; text-transform: uppercase; color: var(--soft); margin: 0 0 14px; }
 .lede { font-size: clamp(19px, 2.2vw, 22px); line-height: 1.5; margin-bottom: 18px; }
@@ -41,7 +42,7 @@ aside h2 { color: var(--ink); }
 .soft { color: var(--soft); font-size: 14px; }
 
 .bars { display: grid; grid-template-columns: minmax(90px, max-content) minmax(0, 1fr) max-content; gap: 10px 16px;
-  align-items: center; margin: 0 0 30px; }
+  grid-auto-flow: row dense; align-items: center; margin: 0 0 30px; }
 .bars > * { min-width: 0; overflow-wrap: anywhere; }
 .bars .track { position: relative; height: 16px; background: var(--track); border-radius: 3px; }
 .bars .fill { position: absolute; inset: 0 auto 0 0; min-width: 2px; background: var(--series, var(--neutral));
@@ -50,12 +51,13 @@ aside h2 { color: var(--ink); }
 .bars .range::before, .bars .range::after { content: ""; position: absolute; top: -4px; height: 10px; width: 2px;
   background: var(--ink); }
 .bars .range::after { right: 0; }
+.bars .name { grid-column: 1; } .bars .track { grid-column: 2; } .bars .figure { grid-column: 3; }
 .bars .figure { font-variant-numeric: tabular-nums; text-align: right; font-weight: 600; }
 .bars .caption { grid-column: 1 / -1; margin: 0; }
 .thin .track { height: 8px; } .thin .figure { font-weight: 400; } .thin { gap: 5px 16px; margin-bottom: 12px; }
 @media (max-width: 560px) { .bars { grid-template-columns: minmax(0, 1fr) max-content; gap: 2px 12px; }
-  .bars .track { grid-column: 1 / -1; grid-row: auto; order: 0; margin-bottom: 8px; }
-  .bars .name { grid-column: 1; } .bars .figure { grid-column: 2; } }
+  .bars .track { grid-column: 1 / -1; margin-bottom: 8px; } .bars .figure { grid-column: 2; }
+  th:first-child { position: sticky; left: 0; background: var(--paper); min-width: 132px; } }
 
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; margin-bottom: 8px; }
@@ -75,7 +77,7 @@ dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 
 .query { display: grid; grid-template-columns: 74px minmax(0, 1fr); gap: 20px; padding: 14px 0;
   border-bottom: 1px solid var(--rule); }
-.query:first-child { padding-top: 0; }
+.query:first-child { padding-top: 0; } .query:last-of-type { border: 0; }
 .hits { display: flex; flex-wrap: wrap; gap: 12px 8px; }
 .image { width: 74px; font-size: 12px; line-height: 1.35; color: var(--soft); }
 .image span { display: block; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; padding-top: 3px;
@@ -115,7 +117,6 @@ circle.s0, circle.s1, circle.s2, circle.s3, circle.s4, circle.s5 { fill: var(--s
 .map { touch-action: manipulation; cursor: crosshair; }
 .map circle { fill-opacity: .8; }
 .exemplar { pointer-events: none; } .exemplar line { stroke: var(--soft); }
-.exemplar image { outline: 1.5px solid var(--raised); }
 .map.focused > g { opacity: .13; } .map.focused > g.chosen { opacity: 1; }
 .chosen circle { r: 4.6px; fill-opacity: 1; }
 @media (max-width: 560px) { .map circle { r: 4.6px; } .chosen circle { r: 8px; } }

@@ -59,12 +59,18 @@ def metric_text(metric: str, value: float | None) -> str:
 
 
 def number_text(value: float) -> str:
-    """Four significant digits at most, thousands set apart: 1,234 and 0.01235."""
-    if value == 0 or 1e-3 <= abs(value) < 1e7:
-        digits = max(0, 3 - math.floor(math.log10(abs(value)))) if value else 0
-        text = f"{value:,.{digits}f}"
-        return text.rstrip("0").rstrip(".") if "." in text else text
-    return f"{value:.2e}".replace("e-0", "e-").replace("e+0", "e+")
+    """Three significant digits, or the whole number if longer, thousands set apart: 1,234 and 0.0123 and 8e-5."""
+    if value == 0:
+        return "0"
+    exponent = math.floor(math.log10(abs(value)))
+    if not -4 < exponent < 7:
+        mantissa, _, power = f"{value:.2e}".partition("e")
+        return f"{_trimmed(mantissa)}e{int(power)}"
+    return _trimmed(f"{value:,.{max(0, 2 - exponent)}f}")
+
+
+def _trimmed(number: str) -> str:
+    return number.rstrip("0").rstrip(".") if "." in number else number
 
 
 def history_title(key: str) -> str:
