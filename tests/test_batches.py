@@ -40,7 +40,7 @@ def test_an_image_comes_twice_in_a_batch_only_if_its_class_is_too_small():
     for seed in range(20):
         for batch in deal(UNEVEN, 4, 3, seed):
             for index, count in Counter(batch).items():
-                assert count == 1 or (UNEVEN == UNEVEN[index]).sum() < 3
+                assert count == 1 or (UNEVEN[index] == UNEVEN).sum() < 3
 
 
 def test_every_image_has_equal_chance_whatever_its_class_size():

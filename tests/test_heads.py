@@ -1,16 +1,17 @@
 """Heads against their formulas in plain loops; one contract over all of them."""
 
 import math
+from typing import get_args
 
 import pytest
 import torch
 
-from intrabatch.config import LossConfig, MessagesConfig
-from intrabatch.errors import ConfigError, DataError
-from intrabatch.heads import CosineHead, LinearHead, ProxyAnchorHead, make_head
-from intrabatch.model import IntraBatchLoss
+from intrabatch.config import HeadKind, LossConfig, MessagesConfig
+from intrabatch.errors import DataError
+from intrabatch.heads import CosineHead, LinearHead, ProxyAnchorHead
+from intrabatch.model import IntraBatchLoss, make_head
 
-KINDS = ["linear", "cosine", "proxy_anchor"]
+KINDS = get_args(HeadKind)
 
 
 def smoothed_cross_entropy(logits, label, smoothing):
@@ -73,21 +74,19 @@ def test_proxy_anchor_equals_its_formula(batch):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_contract_of_all_heads(kind, dtype):
-    """Finite, one number, gradient to the features and every trained parameter; a batch of one class is no exception."""
-    head = make_head(kind, 8, 5, temperature=0.2, smoothing=0.1, neck=True).to(dtype)
-    for labels in (torch.tensor([0, 0, 1, 1]), torch.tensor([2, 2, 2, 2])):
-        feats = torch.randn(4, 8, dtype=dtype, requires_grad=True)
+@pytest.mark.parametrize("refined", [False, True])
+def test_contract_of_all_heads(kind, dtype, refined):
+    """Finite, one number, gradient to the features and every trained parameter; also for a batch of one class."""
+    head = make_head(kind, 8, 5, LossConfig(), refined=refined).to(dtype)
+    for labels in (torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([2] * 6)):
+        feats = torch.randn(6, 8, dtype=dtype, requires_grad=True)
         loss = head(feats, labels)
         assert loss.shape == () and torch.isfinite(loss)
         loss.backward()
-        assert feats.grad.abs().sum() > 0
-        assert all(p.grad is not None for p in head.parameters() if p.requires_grad)
-
-
-def test_unknown_head_names_the_choices():
-    with pytest.raises(ConfigError, match="unknown head 'arcface'; choose from: linear, cosine, proxy_anchor"):
-        make_head("arcface", 8, 5, 1.0, 0.1, False)
+        assert feats.grad.abs().sum() > 0 or kind == "batch_classes"  # one class of one: nothing to tell apart
+        reached = [p.grad is not None for p in head.parameters() if p.requires_grad]
+        assert any(reached) and (all(reached) or kind == "hierarchical")  # groups without a sample in the batch rest
+    assert head.logits(feats).shape == (6, 5)
 
 
 def test_the_loss_is_the_weighted_sum_of_its_two_parts(batch):

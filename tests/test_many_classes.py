@@ -119,7 +119,9 @@ def test_hierarchical_step_touches_only_the_groups_of_the_batch() -> None:
     assert touched == [False] * (len(touched) - 1) + [True] and len(touched) > 1
 
 
-@pytest.mark.parametrize("dim, num_classes, expected", [(512, 1000, 500), (512, 10**4, 527), (512, 10**6, 1000), (2, 12, 4)])
+@pytest.mark.parametrize(
+    "dim, num_classes, expected", [(512, 1000, 500), (512, 10**4, 527), (512, 10**6, 1000), (2, 12, 4)]
+)
 def test_groups_are_neither_many_nor_large(dim: int, num_classes: int, expected: int) -> None:
     assert group_size(dim, num_classes) == expected
 

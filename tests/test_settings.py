@@ -91,7 +91,7 @@ def test_unreadable_yaml_names_the_place(text, message):
 
 
 def test_unknown_recipe_names_the_nearest():
-    with pytest.raises(ConfigError, match="unknown recipe 'glyph'; did you mean 'glyphs'?"):
+    with pytest.raises(ConfigError, match=r"unknown recipe 'glyph'; did you mean 'glyphs'\?"):
         get_recipe("glyph")
 
 

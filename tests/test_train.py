@@ -52,14 +52,14 @@ def same(left, right):
 
 def test_a_run_leaves_everything_in_its_folder(tmp_path, config, images):
     run = train(config, images, tmp_path / "run")
-    found = {path.name for path in run.path.iterdir()}
-    assert found == {"config.yaml", "weights.safetensors", "history.jsonl", "metrics.json", "classes.json", "splits.csv",
-                     "environment.json"}  # fmt: skip
+    documents = ["config.yaml", "history.jsonl", "metrics.json", "classes.json", "splits.csv", "environment.json"]
+    assert {path.name for path in run.path.iterdir()} == {*documents, "weights.safetensors"}
     again = Run.open(run.path)
     assert again.config == config and again.classes == images.only("train").classes
     history = again.history()
     assert [record["epoch"] for record in history] == [1, 2]
-    assert {"loss", "loss/auxiliary", "loss/messages", "learning_rate", "images_per_second", "val/recall@1"} <= set(history[0])
+    expected = {"loss", "loss/auxiliary", "loss/messages", "learning_rate", "images_per_second", "val/recall@1"}
+    assert expected <= set(history[0])
     figures = again.read_json("metrics.json")
     assert {"recall@1", "map@r", "nmi"} <= set(figures["metrics"]) and figures["epoch"] == 2
     assert "recall@1" in figures["untrained"] and figures["protocol"]["classes_seen_in_training"] == 0
@@ -166,7 +166,7 @@ def test_averaged_weights_follow_the_formula(tmp_path, images):
 
 
 def test_clipping_bounds_the_whole_gradient(tmp_path, images):
-    """With plain steps of known size: AdamW is blind to scale, so look at the gradients themselves."""
+    """AdamW is blind to the scale of gradients, so look at the gradients themselves."""
     norms = []
 
     class Look(Quiet):
@@ -174,7 +174,8 @@ def test_clipping_bounds_the_whole_gradient(tmp_path, images):
             norms.append(sum(p.grad.square().sum() for p in training.network.parameters() if p.grad is not None).sqrt())
 
     config = tiny_config("train.epochs=1", "optim.clip=0.5")
-    training = Training(Run.create(tmp_path / "r", config, images, images.only("train").classes, "cpu"), images, CPU, Look())
+    run = Run.create(tmp_path / "run", config, images, images.only("train").classes, "cpu")
+    training = Training(run, images, CPU, Look())
     training.go()
     assert max(norms) <= 0.5 * (1 + 1e-5)
 
@@ -202,3 +203,33 @@ def test_training_in_another_thread_leaves_signals_alone(tmp_path, images):
     worker.join()
     assert (tmp_path / "run" / "weights.safetensors").is_file()
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_as_published_keeps_the_best_test_epoch_and_says_so(tmp_path, images, monkeypatch):
+    monkeypatch.setattr("intrabatch.train.RELOADED_AFTER", (2,))
+    said = []
+
+    class Listen(Quiet):
+        def say(self, text):
+            said.append(text)
+
+    run = train(tiny_config("train.epochs=4", "train.protocol=as-published"), images, tmp_path / "run", Listen())
+    scores = [record["test/recall@1"] for record in run.history()]
+    assert "val/recall@1" not in run.history()[0]
+    figures = run.read_json("metrics.json")
+    assert figures["epoch"] == int(np.argmax(scores)) + 1
+    assert figures["metrics"]["recall@1"] == pytest.approx(max(scores))
+    assert "not an honest figure" in figures["protocol"]["epoch_chosen"]
+    assert any("WARNING: as-published lets the TEST classes choose the epoch" in text for text in said)
+
+
+@pytest.mark.parametrize("head", ["cosine", "proxy_anchor", "group", "batch_classes", "hierarchical"])
+def test_every_head_trains_and_resumes(tmp_path, images, head):
+    """Also the head with sparse gradients, which has an optimiser of its own."""
+    options = [f"loss.auxiliary_head={head}", "train.epochs=2", "optim.clip=1"]
+    options += [f"loss.messages_head={head}"] if head in ("batch_classes", "hierarchical") else ["loss.messages=0"]
+    config = tiny_config(*options, "loss.group_temperature=1", "batch.images=3")
+    whole = train(config, images, tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        train(config, images, tmp_path / "stopped", StopAfter(whole_steps(images, config)))
+    assert same(weights(whole), weights(resume(tmp_path / "stopped", images)))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from . import settings
 from ._version import VERSION
 from .config import Config, TrainConfig
-from .errors import ConfigError, IntrabatchError
+from .errors import ConfigError, IntrabatchError, did_you_mean
 
 if TYPE_CHECKING:
     from .data.image_set import ImageSet
@@ -67,7 +67,7 @@ def make_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"intrabatch {VERSION}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
-    for add in (_demo, _check, _train, _evaluate, _embed, _search, _config):
+    for add in (_demo, _check, _train, _evaluate, _embed, _search, _config, _data):
         add(commands)
     return parser
 
@@ -151,6 +151,14 @@ def _config(commands: Any) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting")
 
 
+def _data(commands: Any) -> None:
+    example = "intrabatch data cub --root data/"
+    parser = _command(commands, run_data, "verify a benchmark's official files and print its protocol", example)
+    parser.add_argument("name", metavar="NAME", help="cub, cars196, sop or inshop")
+    parser.add_argument("--root", required=True, metavar="DIR", help="the unpacked data set, or the folder it is in")
+    _add_output(parser)
+
+
 def _add_settings(parser: Parser, replaces: Path | None = None) -> None:
     if replaces is None:
         parser.add_argument("--config", type=Path, metavar="FILE", help="settings as YAML, over the recipe's")
@@ -211,7 +219,7 @@ def _named_images(data: str) -> ImageSet:
 
 
 def run_train(arguments: Arguments) -> int:
-    from .progress import Tracked, make_display, make_trackers
+    from .progress import Tracked, make_display
     from .run import Run
     from .train import resume, train
     from .workflow import prepared_images, resumed_images
@@ -219,13 +227,13 @@ def run_train(arguments: Arguments) -> int:
     display = make_display(arguments.quiet)
     if arguments.resume:
         run = Run.open(arguments.resume)
-        progress = Tracked(display, make_trackers(arguments.log_to, run.path, settings.as_mapping(run.config)))
+        progress = Tracked(display, arguments.log_to, run.path, settings.as_mapping(run.config))
         run = resume(run.path, resumed_images(run), progress)
     else:
         config = _training_config(arguments)
         out = arguments.out or Path("runs") / (Path(config.data.path).stem or "run")
+        progress = Tracked(display, arguments.log_to, out, settings.as_mapping(config))
         images = prepared_images(config, arguments.skip_broken, display.say)
-        progress = Tracked(display, make_trackers(arguments.log_to, out, settings.as_mapping(config)))
         run = train(config, images, out, progress)
     _print_figures(run.read_json("metrics.json"), arguments.json)
     return 0
@@ -291,6 +299,20 @@ def run_config(arguments: Arguments) -> int:
     else:
         for name, recipe in RECIPES.items():
             print(f"{name:<10} {(recipe.__doc__ or '').splitlines()[0]}")
+    return 0
+
+
+def run_data(arguments: Arguments) -> int:
+    from dataclasses import asdict
+
+    from .data.benchmarks import BENCHMARKS, counts_of
+
+    if arguments.name not in BENCHMARKS:
+        raise ConfigError(f"unknown benchmark '{arguments.name}'{did_you_mean(arguments.name, BENCHMARKS)}")
+    benchmark = BENCHMARKS[arguments.name]
+    images = benchmark.read(arguments.root)
+    found = asdict(counts_of(images)) | {"recall_at": list(benchmark.recall_at), "root": arguments.root}
+    print(json.dumps(found, indent=2) if arguments.json else benchmark.describe(images))
     return 0
 
 

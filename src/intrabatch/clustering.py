@@ -96,19 +96,17 @@ def cluster(
         raise EvaluationError(f"k-means with {restarts} restarts of {max_iterations} iterations; expected 1 or more")
     seeded = _greedy_seeds if recipe == "greedy" else _random_seeds
     words = f"k-means, k = {k}, {RECIPES[recipe]}, {restarts} restart{'s' if restarts > 1 else ''}"
-    best: Clusters | None = None
+    found = []
     for restart in range(restarts):
         generator = torch.Generator().manual_seed(seed * 1_000_003 + restart)
-        found = _converged(data, data.vectors_ND[seeded(data, k, generator)], max_iterations)
-        if best is None or found[2] < best.inertia:
-            best = Clusters(found[0].cpu().numpy(), found[1].cpu().numpy(), found[2], found[3], words)
-    assert best is not None
-    return best
+        centres_KD = data.vectors_ND[seeded(data, k, generator)]
+        found.append(_converged(data, centres_KD, max_iterations, words))
+    return min(found, key=lambda clusters: clusters.inertia)
 
 
 @dataclass(frozen=True, eq=False)
 class _Data:
-    """The vectors, centred for precision, and what every product with them needs."""
+    """The vectors, and what every product with them needs."""
 
     vectors_ND: Tensor
     squares_N: Tensor
@@ -166,18 +164,19 @@ def _proposals(weights_N: Tensor, size: int, generator: torch.Generator) -> tupl
     return proposals_M, (chances_M * weights_N[proposals_M]).float()
 
 
-def _converged(data: _Data, centres_KD: Tensor, max_iterations: int) -> tuple[Tensor, Tensor, float, int]:
-    """Lloyd's iterations until nothing moves: assignments, centres, inertia, number of iterations."""
+def _converged(data: _Data, centres_KD: Tensor, max_iterations: int, recipe: str) -> Clusters:
+    """Lloyd's iterations until nothing moves any more."""
     tolerance = 1e-4 * float(data.vectors_ND.var(0, correction=0).mean())
     assignments_N, distances_N = _assigned(data, centres_KD)
-    for iteration in range(1, max_iterations + 1):
+    num_iterations, at_rest = 0, False
+    while num_iterations < max_iterations and not at_rest:
         moved_KD = _means(data, centres_KD, assignments_N, distances_N)
         shift = float((moved_KD - centres_KD).square().sum())
         centres_KD, before_N = moved_KD, assignments_N
         assignments_N, distances_N = _assigned(data, centres_KD)
-        if shift <= tolerance or torch.equal(before_N, assignments_N):
-            break
-    return assignments_N, centres_KD, float(distances_N.double().sum()), iteration
+        num_iterations, at_rest = num_iterations + 1, shift <= tolerance or torch.equal(before_N, assignments_N)
+    inertia = float(distances_N.double().sum())
+    return Clusters(assignments_N.cpu().numpy(), centres_KD.cpu().numpy(), inertia, num_iterations, recipe)
 
 
 def _assigned(data: _Data, centres_KD: Tensor) -> tuple[Tensor, Tensor]:

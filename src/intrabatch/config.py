@@ -11,7 +11,7 @@ from typing import Literal
 
 from .errors import ConfigError
 
-HeadKind = Literal["linear", "cosine", "proxy_anchor"]
+HeadKind = Literal["linear", "cosine", "proxy_anchor", "group", "batch_classes", "hierarchical"]
 
 
 def require(holds: bool, message: str) -> None:
@@ -143,7 +143,8 @@ class LossConfig:
     """weight of the loss on the refined features; 0 turns message passing off"""
     auxiliary_head: HeadKind = "linear"
     """linear: cross-entropy over a linear classifier (the paper); cosine: normalised softmax; proxy_anchor: Proxy
-    Anchor"""
+    Anchor; group: the Group Loss; for very many classes batch_classes: cross-entropy over the batch's classes only;
+    hierarchical: a two-level softmax"""
     messages_head: HeadKind = "linear"
     """the same choice for the refined features"""
     temperature: float = 0.2
@@ -152,6 +153,10 @@ class LossConfig:
     """T of the head on refined features; none means the same as loss.temperature"""
     smoothing: float = 0.1
     """label smoothing"""
+    group_steps: int = 1
+    """Group Loss: steps of replicator dynamics"""
+    group_temperature: float = 24.0
+    """Group Loss: T of its prior (24 in its authors' settings)"""
 
     def __post_init__(self) -> None:
         require(self.auxiliary >= 0 and self.messages >= 0, "loss.auxiliary and loss.messages must not be negative")
@@ -202,8 +207,9 @@ class TrainConfig:
     """of the backbone; auto is bf16 where the device computes in it natively and float32 elsewhere"""
     validate_every: int = 1
     """epochs between validations; 0 validates after the last only"""
-    protocol: Literal["final", "validation"] = "final"
-    """which epoch's weights are kept: the last, or the one best on the validation classes; never on test classes"""
+    protocol: Literal["final", "validation", "as-published"] = "final"
+    """which epoch's weights are kept: the last (final), the one best on the validation classes, or, only to compare
+    with the paper, the one best on the TEST classes, reloaded after epochs 30 and 50 (as-published)"""
     save_minutes: float = 10.0
     """a checkpoint is written after every epoch, and this often within long ones"""
 

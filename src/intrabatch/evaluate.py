@@ -24,6 +24,12 @@ from .embed import embed_crops
 from .metrics import Retrieval, retrieval_figures
 from .run import Run
 
+EPOCH_CHOSEN = {
+    "final": "the last",
+    "validation": "best on the validation classes",
+    "as-published": "best on the TEST classes: for comparison with the paper only, not an honest figure",
+}
+
 
 @dataclass(frozen=True)
 class Evaluator:
@@ -68,12 +74,11 @@ class Evaluator:
 def protocol_of(run: Run, epoch: int, split: str, images: ImageSet) -> dict[str, Any]:
     """What figures of a run mean: which images, which epoch and how it was chosen, sizes, recipe, versions."""
     config = run.config
-    best = config.train.protocol == "validation"
     return {
         "split": split,
         "epoch": epoch,
         "epochs": config.train.epochs,
-        "epoch_chosen": "best on the validation classes" if best else "the last",
+        "epoch_chosen": EPOCH_CHOSEN[config.train.protocol],
         "classes_seen_in_training": len(set(run.classes) & set(images.classes)),
         "backbone": config.model.backbone,
         "image_size": config.image.crop,

@@ -10,8 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .errors import ConfigError
-
 
 class Neck(nn.BatchNorm1d):
     """Batch normalisation before a classifier, its bias frozen at zero."""
@@ -92,17 +90,3 @@ class ProxyAnchorHead(nn.Module):
 def _log_one_plus_sum_exp(values_BC: Tensor) -> Tensor:
     """log(1 + sum over B of exp(values)), without overflow."""
     return torch.logsumexp(F.pad(values_BC, (0, 0, 0, 1)), dim=0)
-
-
-Head = LinearHead | CosineHead | ProxyAnchorHead
-
-
-def make_head(kind: str, dim: int, num_classes: int, temperature: float, smoothing: float, neck: bool) -> Head:
-    """The head called `kind`; only "linear" knows a neck, only "proxy_anchor" does without a temperature."""
-    if kind == "linear":
-        return LinearHead(dim, num_classes, temperature=temperature, smoothing=smoothing, neck=neck)
-    if kind == "cosine":
-        return CosineHead(dim, num_classes, temperature=temperature, smoothing=smoothing)
-    if kind == "proxy_anchor":
-        return ProxyAnchorHead(dim, num_classes)
-    raise ConfigError(f"unknown head '{kind}'; choose from: linear, cosine, proxy_anchor")

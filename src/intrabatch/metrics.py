@@ -19,11 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .errors import EvaluationError
+from .errors import EvaluationError, did_you_mean
 from .scores import LARGEST, Block, Points, Vectors, points, slices
 
 ROWS = 2048
 """Queries, and gallery images, of a block."""
+ROLES = ("query", "gallery", "both")
 FAR = 2**62
 """The rank of a positive that is not there."""
 SETTLED = 1e-6
@@ -74,7 +75,7 @@ def retrieval_figures(
     images = points(vectors_ND, metric, device)
     labels = checked_labels(labels_N, len(images))
     search = _search(images, labels, roles_N)
-    _check_ks(ks, len(search.gallery))
+    _check_ks(ks, len(search.gallery) - bool((search.own >= 0).all()))
     if not search.num_positives.any():
         raise EvaluationError(
             f"none of {len(search.queries)} queries has another image of its class in the gallery; "
@@ -97,9 +98,12 @@ def checked_labels(labels_N: Sequence[int] | NDArray[np.integer] | Tensor, lengt
     return labels.astype(np.int64)
 
 
-def _check_ks(ks: Sequence[int], num_gallery: int) -> None:
-    if not ks or min(ks) < 1 or max(ks) > num_gallery:
-        raise EvaluationError(f"recall at {tuple(ks)} asked of a gallery of {num_gallery}; expected 1 to {num_gallery}")
+def _check_ks(ks: Sequence[int], available: int) -> None:
+    if len(ks) == 0 or min(ks) < 1 or max(ks) > available:
+        raise EvaluationError(
+            f"recall at {', '.join(map(str, ks)) or 'no K'} asked for; expected K from 1 to {available}, "
+            f"the number of gallery images a query can find"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,9 +149,9 @@ def _roles(roles: NDArray[np.str_] | None, length: int) -> tuple[NDArray[np.bool
     given = np.full(length, "both") if roles is None else np.asarray(roles)
     if given.shape != (length,):
         raise EvaluationError(f"roles have shape {given.shape} for {length} vectors; each vector needs one role")
-    unknown = sorted(set(given.tolist()) - {"query", "gallery", "both"})
+    unknown = sorted(set(np.unique(given).tolist()) - set(ROLES))
     if unknown:
-        raise EvaluationError(f"unknown role '{unknown[0]}'; choose from: query, gallery, both")
+        raise EvaluationError(f"unknown role '{unknown[0]}'{did_you_mean(unknown[0], ROLES)}")
     is_query, is_gallery = given != "gallery", given != "query"
     if not is_query.any() or not is_gallery.any():
         raise EvaluationError(f"{is_query.sum()} queries and {is_gallery.sum()} gallery images; at least one of each")
@@ -229,12 +233,15 @@ def _count(search: _Search, rows: list[_Rows]) -> None:
 
 def counts_above(scores_BG: Tensor, thresholds_BT: Tensor) -> Tensor:
     """How many scores of each row lie above each of its thresholds. On a CPU the scores are sorted in their place."""
-    if thresholds_BT.shape[1] == 0:
-        return torch.zeros_like(thresholds_BT, dtype=torch.int64)
     if scores_BG.device.type != "cpu":
-        return torch.stack([(scores_BG > t_B[:, None]).sum(1) for t_B in thresholds_BT.T], 1)
+        return _counts_by_comparison(scores_BG, thresholds_BT)
     _sort_rows(scores_BG)
     return scores_BG.shape[1] - torch.searchsorted(scores_BG, thresholds_BT, right=True)
+
+
+def _counts_by_comparison(scores_BG: Tensor, thresholds_BT: Tensor) -> Tensor:
+    """The same on a GPU, where a pass over all scores costs next to nothing and sorting does not."""
+    return torch.stack([(scores_BG > thresholds_B1).sum(1) for thresholds_B1 in thresholds_BT.T[..., None]], 1)
 
 
 def _sort_rows(scores_BG: Tensor) -> None:
@@ -330,4 +337,4 @@ def _information_by_chance(sizes_C: NDArray[np.int64], sizes_K: NDArray[np.int64
             parts = np.stack([cell, size - cell, other - cell, num - size - other + cell])
             chances = np.exp(fixed - log_factorial[parts].sum(0))
             total += times * other_times * float((cell / num * np.log(num * cell / (size * other)) * chances).sum())
-    return total
+    return float(total)

@@ -15,8 +15,28 @@ from torch import Tensor, nn
 from .backbone import Embedder
 from .config import Config, LossConfig, MessagesConfig
 from .errors import DataError
-from .heads import Head, make_head
+from .group_loss import GroupLoss
+from .heads import CosineHead, LinearHead, ProxyAnchorHead
+from .many_classes import BatchClassesHead, HierarchicalHead
 from .messages import MessagePassing
+
+Head = LinearHead | CosineHead | ProxyAnchorHead | GroupLoss | BatchClassesHead | HierarchicalHead
+
+
+def make_head(kind: str, dim: int, num_classes: int, loss: LossConfig, *, refined: bool) -> Head:
+    """The head called `kind`, on the backbone's embedding or on refined features (with a batch-norm neck)."""
+    temperature = loss.temperature if not refined or loss.messages_temperature is None else loss.messages_temperature
+    if kind == "cosine":
+        return CosineHead(dim, num_classes, temperature=temperature, smoothing=loss.smoothing)
+    if kind == "proxy_anchor":
+        return ProxyAnchorHead(dim, num_classes)
+    if kind == "group":
+        return GroupLoss(num_classes, dim, steps=loss.group_steps, temperature=loss.group_temperature)
+    if kind == "hierarchical":
+        return HierarchicalHead(dim, num_classes, temperature=temperature, neck=refined)
+    if kind == "batch_classes":
+        return BatchClassesHead(dim, num_classes, temperature=temperature, smoothing=loss.smoothing, neck=refined)
+    return LinearHead(dim, num_classes, temperature=temperature, smoothing=loss.smoothing, neck=refined)
 
 
 class IntraBatchLoss(nn.Module):
@@ -46,14 +66,13 @@ class IntraBatchLoss(nn.Module):
         self.passing: MessagePassing | None = None
         self.refined: Head | None = None
         if loss.auxiliary:
-            self.auxiliary = make_head(loss.auxiliary_head, dim, num_classes, loss.temperature, loss.smoothing, False)
+            self.auxiliary = make_head(loss.auxiliary_head, dim, num_classes, loss, refined=False)
         if loss.messages:
             settings = asdict(messages)
             settings.pop("head_input")
             self.passing = MessagePassing(dim, **settings)
             width = dim * messages.steps if self.all_steps else dim
-            temperature = loss.messages_temperature or loss.temperature
-            self.refined = make_head(loss.messages_head, width, num_classes, temperature, loss.smoothing, True)
+            self.refined = make_head(loss.messages_head, width, num_classes, loss, refined=True)
 
     def forward(self, embeddings_BD: Tensor, labels_B: Tensor) -> Tensor:
         return self.total(self.parts(embeddings_BD, labels_B))

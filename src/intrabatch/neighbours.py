@@ -52,7 +52,7 @@ def nearest(
     own = exclude_self and gallery is queries
     available = len(gallery) - own
     if not 1 <= k <= available:
-        raise EvaluationError(f"k = {k} neighbours asked for; expected 1 to {available}, the size of the gallery")
+        raise EvaluationError(f"k = {k} neighbours asked for; expected 1 to {available}, the images to choose from")
     tolerance = queries.tolerance(gallery)
     parts = []
     for rows in slices(len(queries), ROWS):
@@ -61,7 +61,7 @@ def nearest(
     indices_Nk = torch.cat([indices for indices, _ in parts])
     scores_Nk = torch.cat([scores for _, scores in parts])
     if metric == "euclidean":
-        scores_Nk = -(scores_Nk * -2).sqrt() * queries.scale
+        scores_Nk = 0 - (scores_Nk * -2).sqrt() * queries.scale
     return Neighbours(indices_Nk.cpu().numpy(), scores_Nk.float().cpu().numpy())
 
 

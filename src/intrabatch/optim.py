@@ -7,39 +7,74 @@ classifiers; class directions and proxies.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .config import OptimConfig
+from .many_classes import sparse_parameters
 from .model import Network
 
 PROXIES = ("directions_CD", "proxies_CD")
 
 
-def make_optimizer(network: Network, config: OptimConfig) -> torch.optim.Optimizer:
-    """RAdam or AdamW over everything, in three groups; `base_rate` holds each group's full learning rate."""
+class Optimizers:
+    """RAdam or AdamW over everything, in three groups, and SparseAdam over parameters whose gradients are sparse.
+
+    `base_rate` in each group holds its full learning rate.
+    """
+
+    def __init__(self, network: Network, config: OptimConfig) -> None:
+        sparse = sparse_parameters(network)
+        groups = _groups(network, config, {id(parameter) for parameter in sparse})
+        kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.RAdam
+        self.parts: list[torch.optim.Optimizer] = [kind(groups, weight_decay=config.weight_decay)]
+        if sparse:
+            rate = config.learning_rate * config.head_factor
+            self.parts.append(torch.optim.SparseAdam([{"params": sparse, "lr": rate, "base_rate": rate}]))
+
+    def set_rates(self, factor: float) -> None:
+        for part in self.parts:
+            for group in part.param_groups:
+                group["lr"] = group["base_rate"] * factor
+
+    def rate(self) -> float:
+        """The backbone's learning rate."""
+        return float(self.parts[0].param_groups[0]["lr"])
+
+    def zero_grad(self) -> None:
+        for part in self.parts:
+            part.zero_grad(set_to_none=True)
+
+    def step(self) -> None:
+        for part in self.parts:
+            part.step()
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        return [part.state_dict() for part in self.parts]
+
+    def load_state_dict(self, states: list[dict[str, Any]]) -> None:
+        for part, state in zip(self.parts, states, strict=True):
+            part.load_state_dict(state)
+
+
+def _groups(network: Network, config: OptimConfig, left_out: set[int]) -> list[dict[str, Any]]:
     groups: dict[str, list[nn.Parameter]] = {"backbone": [], "heads": [], "proxies": []}
     for name, parameter in network.named_parameters():
+        if id(parameter) in left_out:
+            continue
         if name.startswith(("embedder.backbone.", "embedder.pool.")):
             groups["backbone"].append(parameter)
         else:
             groups["proxies" if name.endswith(PROXIES) else "heads"].append(parameter)
     factors = {"backbone": 1.0, "heads": config.head_factor, "proxies": config.proxy_factor}
     rates = {name: config.learning_rate * factor for name, factor in factors.items()}
-    wanted = [
+    return [
         {"params": parameters, "lr": rates[name], "base_rate": rates[name]}
         for name, parameters in groups.items()
         if parameters
     ]
-    if config.optimizer == "adamw":
-        return torch.optim.AdamW(wanted, weight_decay=config.weight_decay)
-    return torch.optim.RAdam(wanted, weight_decay=config.weight_decay)
-
-
-def set_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = group["base_rate"] * factor
 
 
 def rate_factor(step: int, steps_per_epoch: int, epochs: int, config: OptimConfig) -> float:
@@ -71,7 +106,12 @@ class AveragedWeights:
                 self.average[name].copy_(tensor)
 
 
+def gradients(network: nn.Module) -> list[Tensor]:
+    """All gradients there are; of sparse ones, the rows that are not zero."""
+    found = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
+    return [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in found]
+
+
 def total_norm(network: nn.Module) -> Tensor:
     """The norm of the whole gradient."""
-    gradients = [p.grad for p in network.parameters() if p.grad is not None]
-    return torch.nn.utils.get_total_norm(gradients)
+    return torch.nn.utils.get_total_norm(gradients(network))

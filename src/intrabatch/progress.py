@@ -178,23 +178,27 @@ TRACKERS: dict[str, Callable[[Path, Mapping[str, Any]], Tracker]] = {
 }
 
 
-def make_trackers(names: list[str], folder: Path, config: Mapping[str, Any]) -> list[Tracker]:
-    """The trackers asked for, and TensorBoard whenever it is installed."""
-    wanted = list(dict.fromkeys([*names, *(["tensorboard"] if importlib.util.find_spec("tensorboard") else [])]))
-    for name in wanted:
-        if name not in TRACKERS:
-            raise ConfigError(f"--log-to {name}: unknown tracker{did_you_mean(name, TRACKERS)}")
-        if importlib.util.find_spec(name) is None:
-            raise MissingExtra(f"--log-to {name}", name, name)
-    return [TRACKERS[name](folder, config) for name in wanted]
-
-
 class Tracked:
-    """A progress display that also feeds trackers, one set of values an epoch."""
+    """A progress display that also feeds trackers: those named, and TensorBoard whenever it is installed.
 
-    def __init__(self, display: Progress, trackers: list[Tracker]) -> None:
-        self.display, self.trackers = display, trackers
-        self.say, self.begin, self.step = display.say, display.begin, display.step
+    Names are checked at once; the trackers open when training begins, in a run folder that exists by then.
+    """
+
+    def __init__(self, display: Progress, names: list[str], folder: Path, config: Mapping[str, Any]) -> None:
+        always = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []
+        self.names = list(dict.fromkeys([*names, *always]))
+        for name in self.names:
+            if name not in TRACKERS:
+                raise ConfigError(f"--log-to {name}: unknown tracker{did_you_mean(name, TRACKERS)}")
+            if importlib.util.find_spec(name) is None:
+                raise MissingExtra(f"--log-to {name}", name, name)
+        self.display, self.folder, self.config = display, folder, config
+        self.trackers: list[Tracker] = []
+        self.say, self.step = display.say, display.step
+
+    def begin(self, total_steps: int, done_steps: int) -> None:
+        self.trackers = [TRACKERS[name](self.folder, self.config) for name in self.names]
+        self.display.begin(total_steps, done_steps)
 
     def epoch(self, record: Record) -> None:
         self.display.epoch(record)

@@ -1,16 +1,15 @@
 """Message passing at test time: every image is refined within a small batch of its own (paper, appendix).
 
 An image is the first node of its batch and its batch mates are neighbours, chosen by one of the eight constructions of
-the paper's table; its feature after the last step replaces its embedding. Each image's batch is built alone and
-deterministically, so the order of images and the size of blocks change nothing. A query's mates come from the gallery
-and the gallery is refined among itself, so that one query never depends on another.
+the paper's table; its feature after the last step replaces its embedding. A query's mates come from the gallery, and
+the gallery is refined among itself, so that one query never depends on another. The same input gives the same batches.
 
 Where the paper leaves room or its parts differ:
 - k-reciprocal: a candidate's set is taken in when *more* than 2/3 of it is inside (released code; the equation has "at
   least"), and sets hold their own image (released code, after Zhong et al. 2017).
-- clusterings: the paper fills a batch with chunks of several clusters; here mates are the members of the image's own
-  cluster, nearest first, then the nearest others. Noise and queries belong to no cluster of their own: noise takes
-  its nearest neighbours, a query the cluster of its nearest gallery image.
+- the others: the paper puts chunks of several clusters, or of several images' neighbours, into one batch; here a batch
+  is one chunk: an image, the members of its own cluster, nearest first, then the nearest others. Noise takes its
+  nearest neighbours, a query the cluster of its nearest gallery image.
 
 This module knows neither backbones nor figures.
 Shapes: N images, M candidates for mates (the images themselves, or the gallery), D embedding size, K neighbours,
@@ -96,18 +95,18 @@ def neighbourhoods(
     the k-reciprocal lists. `clusters` is the number of clusters of k-means, Ward, spectral and Birch: by default the
     paper's 900, or a quarter of the images when that is fewer. `seed` is for k-means and spectral.
     """
-    largest = len(vectors_ND) if gallery is None else len(gallery) + 1
-    _check(how, size, k1, largest)
-    k1, num_mates = min(k1, largest - 1), size - 1
+    num_candidates = len(vectors_ND if gallery is None else gallery)
+    _check(how, size, k1, largest=num_candidates + (gallery is not None))
+    k1, num_mates = min(k1, num_candidates - 1), size - 1
     plain = nearest(vectors_ND, max(k1, num_mates) if how == "k-reciprocal" else num_mates, gallery_GD=gallery)
     vectors_ND, gallery = _normalised(vectors_ND), None if gallery is None else _normalised(gallery)
-    if how == "nearest":
+    if how == "nearest" or k1 == 0:  # k1 is 0 for a gallery of one image
         preferred_NK = np.empty((len(vectors_ND), 0), dtype=np.int64)
     elif how == "k-reciprocal":
         preferred_NK = _reciprocal_mates(vectors_ND, plain, gallery, k1, num_mates)
     else:
         among_MD = vectors_ND if gallery is None else gallery
-        labels_M = cluster_labels(among_MD, how, _num_clusters(clusters, len(among_MD)), seed)
+        labels_M = cluster_labels(among_MD, how, _num_clusters(clusters, num_candidates), seed)
         labels_N = labels_M if gallery is None else labels_M[plain.indices_Nk[:, 0]]
         preferred_NK = _cluster_mates(vectors_ND, labels_N, gallery, labels_M, num_mates)
     mates_NK = _filled_up(preferred_NK, plain.indices_Nk, num_mates)
@@ -207,15 +206,17 @@ def _add_far_members(mates_RK: Indices, set_RX: Indices, vectors_RD: Floats, can
 
 
 def cluster_labels(vectors_ND: Floats, how: str, clusters: int, seed: int = 0) -> Indices:
-    """The cluster of each image, -1 for noise, by scikit-learn; vectors of length one, as the paper's eps = 0.9 needs."""
+    """The cluster of each image by scikit-learn, -1 for noise; for vectors of length one, as eps = 0.9 needs."""
     makers: dict[str, Callable[[], Any]] = {
         "k-means": lambda: KMeans(clusters, n_init=1, random_state=seed),
         "ward": lambda: AgglomerativeClustering(clusters, linkage="ward"),
-        "spectral": lambda: SpectralClustering(clusters, assign_labels="discretize", random_state=seed),
+        "spectral": lambda: SpectralClustering(clusters, assign_labels="cluster_qr", random_state=seed),
         "birch": lambda: Birch(n_clusters=clusters),
         "dbscan": lambda: DBSCAN(eps=PAPER_EPS, min_samples=PAPER_MIN_SAMPLES),
         "optics": lambda: OPTICS(max_eps=PAPER_EPS, min_samples=PAPER_MIN_SAMPLES),
     }
+    if len(vectors_ND) < PAPER_MIN_SAMPLES:
+        return np.full(len(vectors_ND), NOBODY)  # too few to cluster: all noise
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # fewer clusters than asked for, all noise: the nearest others fill up
         labels_N = makers[how]().fit_predict(vectors_ND)
@@ -241,9 +242,9 @@ def _cluster_mates(
 
 def _num_clusters(clusters: int | None, num_images: int) -> int:
     if clusters is None:
-        return max(1, min(PAPER_CLUSTERS, num_images // 4))
-    if not 1 <= clusters <= num_images:
-        raise ConfigError(f"refine: {clusters} clusters of {num_images} images; expected 1 to {num_images}")
+        return max(2, min(PAPER_CLUSTERS, num_images // 4))
+    if not 2 <= clusters <= num_images:
+        raise ConfigError(f"refine: {clusters} clusters of {num_images} images; expected 2 to {num_images}")
     return clusters
 
 

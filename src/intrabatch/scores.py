@@ -60,6 +60,8 @@ class Points:
         return self.unit_ND.device
 
     def rescaled(self, scale: float) -> Points:
+        if scale == self.scale:
+            return self
         return Points(self.unit_ND * (self.scale / scale), self.metric, scale)
 
     def block(self, rows: Rows) -> Block:
@@ -125,7 +127,7 @@ def points(vectors_ND: Vectors, metric: str, device: str | torch.device, name: s
 def checked(vectors_ND: Vectors, device: str | torch.device, name: str = "vectors") -> Tensor:
     """Float32 vectors on the device (Apple's has no float64: the CPU takes its place), finite, and at least one."""
     target = torch.device("cpu" if torch.device(device).type == "mps" else device)
-    given = vectors_ND.detach() if isinstance(vectors_ND, Tensor) else torch.as_tensor(np.asarray(vectors_ND))
+    given = vectors_ND.detach() if isinstance(vectors_ND, Tensor) else torch.from_numpy(_writable(vectors_ND))
     if given.ndim != 2 or 0 in given.shape:
         raise EvaluationError(f"{name} have shape {tuple(given.shape)}; expected (N, D), at least one row and column")
     raw_ND = given.to(target, torch.float32).contiguous()
@@ -136,6 +138,12 @@ def checked(vectors_ND: Vectors, device: str | torch.device, name: str = "vector
             f"look at the model or the file they come from"
         )
     return raw_ND
+
+
+def _writable(array: NDArray[np.floating]) -> NDArray[np.floating]:
+    """Torch warns of arrays that must not be written to, which is what files and tables hand out."""
+    plain = np.ascontiguousarray(array)
+    return plain if plain.flags.writeable else plain.copy()
 
 
 def ready_for_products(block_BD: Tensor) -> Tensor:

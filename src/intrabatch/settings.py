@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import functools
 import inspect
 import textwrap
 import types
@@ -48,8 +47,8 @@ def explained(config: Any) -> str:
             lines += [f"# {fields_help(type(config))[section.name]}", _yaml_line(section.name, value), ""]
             continue
         lines += [f"# {fields_help(type(config))[section.name]}", f"{section.name}:"]
-        for name, text in fields_help(type(value)).items():  # type: ignore[arg-type]
-            lines += [*textwrap.wrap(text, 100, initial_indent="  # ", subsequent_indent="  # ")]
+        for name, text in fields_help(type(value)).items():
+            lines += ["  # " + line for line in textwrap.wrap(text, 96, break_on_hyphens=False)]
             lines += ["  " + _yaml_line(name, getattr(value, name))]
         lines.append("")
     return "\n".join(lines)
@@ -125,7 +124,6 @@ def walk(config: Any, where: str = "") -> Iterator[tuple[str, Any]]:
             yield path, value
 
 
-@functools.cache
 def fields_help(kind: type) -> dict[str, str]:
     """The text under each field of a dataclass, read from its source."""
     node = ast.parse(inspect.getsource(kind)).body[0]

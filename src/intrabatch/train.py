@@ -25,18 +25,20 @@ import torch
 from torch import Tensor
 
 from .config import Config
-from .data.batches import EpochPlan, num_batches, plan_epoch, require_classes
+from .data.batches import num_batches, plan_epoch, require_classes
 from .data.image_set import ImageSet
 from .data.pixels import Pixels, open_pixels
 from .devices import out_of_memory, pick_device, pick_precision
 from .errors import DataError, NonFiniteError
 from .evaluate import Evaluator
 from .model import Network
-from .optim import AveragedWeights, make_optimizer, rate_factor, set_rates, total_norm
+from .optim import AveragedWeights, Optimizers, rate_factor, total_norm
 from .progress import Progress, Quiet
 from .run import Run
 
 SELECT_BY = "recall@1"
+RELOADED_AFTER = (30, 50)
+"""Epochs after which the released code goes back to the weights best on the test classes."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -96,7 +98,7 @@ class Training:
         self.test = Evaluator.for_split(images, "test", self.config, device)
         torch.manual_seed(self.config.train.seed)
         self.network = Network(self.config, len(run.classes)).to(device)
-        self.optimizer = make_optimizer(self.network, self.config.optim)
+        self.optimizer = Optimizers(self.network, self.config.optim)
         self.average = AveragedWeights(self.network, self.config.optim.ema) if self.config.optim.ema else None
         self.position = Position()
         self.num_steps = num_batches(len(self.train_images), self.config.batch)
@@ -104,6 +106,8 @@ class Training:
 
     def go(self) -> Run:
         """Train to the end, evaluate, and finish the run."""
+        if self.config.train.protocol == "as-published":
+            self.progress.say("WARNING: as-published lets the TEST classes choose the epoch; not an honest figure")
         self.progress.say(f"backbone {self.config.model.backbone}: {self.network.embedder.weights_from}")
         pixels = open_pixels(self.train_images, self.config.image, self.device)
         self.progress.say(
@@ -164,15 +168,15 @@ class Training:
                 raise Interrupted(self.run, position.epoch + 1, position.step)
             if time.monotonic() - self.last_saved > 60 * config.train.save_minutes:
                 self.save()
-        self._end_epoch(plan)
+        self._end_epoch()
 
     def _update(self, crops_B3SS: Tensor, labels_B: Tensor, indices_B: np.ndarray) -> dict[str, float]:
         """One step: losses, gradients, and the update, unless one of them is not finite."""
         config, step = self.config, self._global_step()
         seed = np.random.SeedSequence([config.train.seed, step]).generate_state(1, np.uint64)[0]
         torch.manual_seed(int(seed) & (2**63 - 1))  # of dropout: a function of the step, so that resuming repeats it
-        set_rates(self.optimizer, rate_factor(step, self.num_steps, config.train.epochs, config.optim))
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.set_rates(rate_factor(step, self.num_steps, config.train.epochs, config.optim))
+        self.optimizer.zero_grad()
         with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
             parts = self.network(crops_B3SS, labels_B)
         loss = self.network.loss.total(parts)
@@ -201,24 +205,30 @@ class Training:
             f"the batch is in bad_batch.json. Lower optim.learning_rate or set optim.clip, and train again"
         )
 
-    def _end_epoch(self, plan: EpochPlan) -> None:
-        position, every = self.position, self.config.train.validate_every
-        record = self._record()
-        last = position.epoch + 1 == self.config.train.epochs
-        if self.val and (last or (every and (position.epoch + 1) % every == 0)):
-            record |= {f"val/{name}": value for name, value in self._figures(self.val).items()}
-            self._keep_best(record)
+    def _end_epoch(self) -> None:
+        position, config = self.position, self.config.train
+        record, every = self._record(), config.validate_every
+        last = position.epoch + 1 == config.epochs
+        judge = self.test if config.protocol == "as-published" else self.val
+        if judge and (last or (every and (position.epoch + 1) % every == 0)):
+            record |= {f"{judge.split}/{name}": value for name, value in self._figures(judge).items()}
+            self._keep_best(record[f"{judge.split}/{SELECT_BY}"], position.epoch + 1)
         position.history.append(record)
         position.epoch, position.step, position.losses, position.seconds = position.epoch + 1, 0, {}, 0.0
         self.run.write_history(position.history)
         self.save()
         self.progress.epoch(record)
 
-    def _keep_best(self, record: dict[str, float]) -> None:
-        score = record[f"val/{SELECT_BY}"]
-        if self.config.train.protocol == "validation" and score > self.position.best.get("score", -1.0):
-            self.position.best = {"score": score, "epoch": record["epoch"]}
+    def _keep_best(self, score: float, epoch: int) -> None:
+        """Under the protocols that choose an epoch: keep the best weights, and as published, go back to them."""
+        protocol = self.config.train.protocol
+        if protocol == "final":
+            return
+        if score > self.position.best.get("score", -1.0):
+            self.position.best = {"score": score, "epoch": epoch}
             self.run.save_weights(self._kept_state())
+        if protocol == "as-published" and epoch in RELOADED_AFTER:
+            self.network.load_state_dict(self.run.load_weights())
 
     def _finish(self) -> Run:
         """Save the weights that the protocol keeps, and measure them once on the test classes."""
@@ -258,9 +268,9 @@ class Training:
         """This epoch so far: mean losses, learning rate, speed."""
         position = self.position
         means = {name: value / position.step for name, value in position.losses.items()}
-        rate = self.optimizer.param_groups[0]["lr"]
         speed = position.step * self.config.batch.size / max(position.seconds, 1e-9)
-        return {"epoch": position.epoch + 1, **means, "learning_rate": rate, "images_per_second": speed}
+        rates = {"learning_rate": self.optimizer.rate(), "images_per_second": speed}
+        return {"epoch": position.epoch + 1, **means, **rates}
 
     def _global_step(self) -> int:
         return self.position.epoch * self.num_steps + self.position.step
@@ -268,7 +278,7 @@ class Training:
 
 @contextmanager
 def stop_signals() -> Iterator[threading.Event]:
-    """An event that Ctrl-C or a termination sets, so that the step under way ends well; a second one stops at once."""
+    """An event that Ctrl-C or a termination sets, so that the step under way ends well; the second stops at once."""
     stopped = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stopped

@@ -97,7 +97,7 @@ def _draw_hands(sizes_C: IntArray, num_steps: int, classes: int, rng: np.random.
     if np.count_nonzero(sizes_C) < classes:
         raise DataError(f"{np.count_nonzero(sizes_C)} classes cannot fill batches of {classes} different classes")
     share_C = sizes_C / sizes_C.sum() * num_steps * classes
-    while (share_C > num_steps + 1e-9).any():  # too large a share: one hand in every batch
+    while (share_C > num_steps + 1e-9).any():  # the largest classes: one hand in every batch
         full = share_C >= num_steps
         rest = num_steps * (classes - full.sum())
         share_C = np.where(full, num_steps, share_C / share_C[~full].sum() * rest)
@@ -123,7 +123,7 @@ def _hands(members: IntArray, count: int, per_class: int, rng: np.random.Generat
 
 
 def random_boxes(sizes_M2: IntArray, min_scale: float, max_scale: float, rng: np.random.Generator) -> IntArray:
-    """Boxes as torchvision's RandomResizedCrop draws them: area, aspect ratio 3/4 to 4/3, ten tries, else the centre."""
+    """Boxes as torchvision's RandomResizedCrop draws them: area, aspect ratio 3/4 to 4/3, ten tries, or the centre."""
     tries = 10
     height_M1, width_M1 = sizes_M2[:, :1], sizes_M2[:, 1:]
     shape = (len(sizes_M2), tries)

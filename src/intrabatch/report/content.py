@@ -83,8 +83,9 @@ class SpaceMap:
         num = len(self.points_N2)
         if self.points_N2.shape != (num, 2) or not np.isfinite(self.points_N2).all():
             raise DataError(f"map: expected N finite points of two numbers, got an array {self.points_N2.shape}")
-        if len(self.labels_N) != num or (self.thumbnails is not None and len(self.thumbnails) != num):
-            raise DataError(f"map: {len(self.labels_N)} labels and thumbnails for {num} points; each point needs one")
+        for name, values in (("labels", self.labels_N), ("thumbnails", self.thumbnails)):
+            if values is not None and len(values) != num:
+                raise DataError(f"map: {len(values)} {name} for {num} points; each point needs one")
         if num and not 0 <= self.labels_N.min() <= self.labels_N.max() < len(self.classes):
             raise DataError(
                 f"map: labels from {self.labels_N.min()} to {self.labels_N.max()} for {len(self.classes)} classes"

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .charts import panels, space_map
 from .content import Grid, Picture, Report, Row, SpaceMap
+from .curves import panels
 from .images import data_uri, fitted, sprite_sheet
+from .maps import space_map
 from .markup import Markup, join, prose, tag
 from .palette import MOST_CLASSES_IN_LEGEND, class_colour, series_index
 from .style import SCRIPT, style
@@ -75,7 +76,7 @@ def _bars(rows: list[Row], metric: str, series: dict[str, int]) -> Markup:
         for row in rows
         if metric in row.metrics
     ]
-    caption = tag("p", f"{metric_title(metric)}, % of 100", class_="caption soft")
+    caption = tag("p", f"{metric_title(metric)}, %; a full bar is 100", class_="caption soft")
     return tag("div", caption, *lines, class_="bars")
 
 
@@ -83,27 +84,33 @@ def _bar(
     name: str, metric: str, value: float, series: int | None = None, interval: tuple[float, float] | None = None
 ) -> Markup:
     """Name, bar and figure of one line: cells of a grid three columns wide."""
-    text = metric_text(metric, value)
-    width = 100 * min(max(value, 0.0), 1.0) if value == value else 0.0
-    fill = [tag("div", class_="fill", style=f"width:{width:.2f}%")]
+    parts = [tag("div", class_="fill", style=f"width:{_share(value):.2f}%")]
     if interval:
-        fill.append(
-            tag("div", class_="range", style=f"left:{100 * interval[0]:.2f}%;right:{100 - 100 * interval[1]:.2f}%")
-        )
-    kind = "track" if series is None else f"track s{series}"
-    return join(tag("div", name, class_="name"), tag("div", text, class_="figure"), tag("div", *fill, class_=kind))
+        low, high = map(_share, interval)
+        parts.append(tag("div", class_="range", style=f"left:{low:.2f}%;right:{100 - high:.2f}%"))
+    figure = tag("div", metric_text(metric, value), class_="figure")
+    return join(tag("div", name, class_="name"), figure, tag("div", *parts, class_=_kind("track", series)))
+
+
+def _share(value: float) -> float:
+    """A fraction in percent, kept inside the bar; what is not a number is nothing."""
+    return 100 * min(1.0, max(0.0, value))
+
+
+def _kind(kind: str, series: int | None) -> str:
+    return kind if series is None else f"{kind} s{series}"
 
 
 def _table(rows: list[Row], metrics: list[str], series: dict[str, int]) -> Markup:
     best = {metric: best_rows(rows, metric) for metric in metrics}
     head = tag("tr", tag("th", "", scope="col"), *(tag("th", metric_title(metric), scope="col") for metric in metrics))
-    body = []
+    lines = []
     for i, row in enumerate(rows):
-        kind = f"key s{series[row.name]}" if row.name in series else "key"
+        name = tag("span", row.name, class_=_kind("key", series.get(row.name)))
         note = tag("small", prose(row.note)) if row.note else ""
         cells = [_cell(row, metric, i in best[metric]) for metric in metrics]
-        body.append(tag("tr", tag("th", tag("span", row.name, class_=kind), note, scope="row"), *cells))
-    return tag("div", tag("table", tag("thead", head), tag("tbody", *body)), class_="scroll")
+        lines.append(tag("tr", tag("th", name, note, scope="row"), *cells))
+    return tag("div", tag("table", tag("thead", head), tag("tbody", *lines)), class_="scroll")
 
 
 def _cell(row: Row, metric: str, best: bool) -> Markup:
@@ -114,32 +121,26 @@ def _cell(row: Row, metric: str, best: bool) -> Markup:
 
 
 def _neighbours(grid: Grid) -> Markup:
-    lines = []
-    for row, query in enumerate(grid.queries):
-        hits = [
-            _image(image, f"{rank}", name, right)
-            for rank, (image, name, right) in enumerate(
-                zip(grid.neighbours[row], grid.neighbour_classes[row], grid.correct[row], strict=True), start=1
-            )
-        ]
-        lines.append(
-            tag(
-                "div", _image(query, "Query", grid.query_classes[row]), tag("div", *hits, class_="hits"), class_="query"
-            )
-        )
     explanation = (
         "Left the query, then its nearest images, nearest first. A solid green frame with a tick: the same class; "
         "a dashed red frame with a cross: another."
     )
-    count = (
-        f"{grid.num_correct()} of the {grid.num_neighbours()} neighbours shown are of their query's class. {grid.note}"
-    )
-    return _section("Nearest neighbours", explanation, *lines, tag("p", prose(count), class_="soft"))
+    found = f"{grid.num_correct()} of the {grid.num_neighbours()} neighbours shown are of their query's class."
+    lines = [_query(grid, row) for row in range(len(grid.queries))]
+    return _section("Nearest neighbours", explanation, *lines, tag("p", prose(f"{found} {grid.note}"), class_="soft"))
+
+
+def _query(grid: Grid, row: int) -> Markup:
+    found = zip(grid.neighbours[row], grid.neighbour_classes[row], grid.correct[row], strict=True)
+    hits = [_image(image, f"{rank}", name, right) for rank, (image, name, right) in enumerate(found, start=1)]
+    query = _image(grid.queries[row], "Query", grid.query_classes[row])
+    return tag("div", query, tag("div", *hits, class_="hits"), class_="query")
 
 
 def _image(picture: Picture, place: str, name: str, right: bool | None = None) -> Markup:
-    kind = {None: "image", True: "image right", False: "image wrong"}[right]
-    verdict = {None: "", True: ", same class", False: ", another class"}[right]
+    kind, verdict = ("image right", ", same class") if right else ("image wrong", ", another class")
+    if right is None:
+        kind, verdict = "image", ""
     image = tag("img", src=data_uri(fitted(picture, GRID_PIXELS)), alt=f"{place}: {name}{verdict}", loading="lazy")
     return tag("div", tag("div", image), tag("span", name, title=name), class_=kind)
 
@@ -149,9 +150,8 @@ def _training(report: Report, series: dict[str, int]) -> Markup | None:
     if not charts:
         return None
     legend = tag("div", *(_legend_entry(name, index) for name, index in series.items()), class_="legend")
-    return _section(
-        "Training", "By epoch; beside each title the last value.", legend, tag("div", *charts, class_="panels")
-    )
+    explanation = "By epoch; beside each title the last value."
+    return _section("Training", explanation, legend, tag("div", *charts, class_="panels"))
 
 
 def _legend_entry(name: str, series: int) -> Markup:
@@ -186,7 +186,8 @@ def _tip(space: SpaceMap) -> Markup:
 
 def _hardest(report: Report) -> Markup:
     lines = [_bar(name, report.hardest_metric, value) for name, value in report.hardest]
-    caption = tag("p", f"{metric_title(report.hardest_metric)} of the class, %", class_="caption soft")
+    unit = ", %" if is_fraction(report.hardest_metric) else ""
+    caption = tag("p", f"{metric_title(report.hardest_metric)} of the class{unit}", class_="caption soft")
     explanation = "The classes that were found worst: the place to look for mistakes, and for labels that are wrong."
     return _section("The hardest classes", explanation, tag("div", caption, *lines, class_="bars thin"))
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
-from .charts import curves
 from .content import Grid, Picture, Report
+from .curves import curves
 from .images import fitted, paste_centred
 from .lettering import font, shortened
 from .palette import INK, PAPER, RIGHT, RULE, SOFT, WRONG

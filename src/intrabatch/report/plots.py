@@ -17,16 +17,18 @@ from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 from matplotlib.text import Text
 from numpy.typing import NDArray
 
-from .charts import MAP_PICTURE, MAP_WIDTH, Curve, curves, exemplars, placed, ticks, value_range
 from .content import Picture, SpaceMap
+from .curves import Curve, curves, ticks, value_range
 from .images import fitted
-from .lettering import drawable, font_file
+from .lettering import drawable, font_file, shortened
+from .maps import WIDTH, exemplars, placed
 from .palette import INK, MOST_CLASSES_IN_LEGEND, PAPER, RULE, SERIES, SOFT, class_colour, series_index
 from .words import history_title, number_text
 
 DPI = 150
 PANEL_INCHES = (4.0, 2.4)
 MAP_INCHES = 9.0
+LEGEND_PIXELS = 120  # room for a name in the legend, at 9 pixels a letter's height
 
 
 def curves_png(path: Path, histories: dict[str, list[dict[str, float]]]) -> None:
@@ -44,14 +46,14 @@ def curves_png(path: Path, histories: dict[str, list[dict[str, float]]]) -> None
 def map_png(path: Path, space: SpaceMap) -> None:
     """A dot per image in its class's colour, with a few of the images; a legend when the classes are few."""
     points_N2, height = placed(space.points_N2)
-    figure = _figure(MAP_INCHES, MAP_INCHES * height / MAP_WIDTH)
+    figure = _figure(MAP_INCHES, MAP_INCHES * height / WIDTH)
     axes = figure.add_subplot()
-    axes.set(xlim=(0, MAP_WIDTH), ylim=(height, 0), xticks=[], yticks=[], aspect="equal")
+    axes.set(xlim=(0, WIDTH), ylim=(height, 0), xticks=[], yticks=[], aspect="equal")
     axes.spines[:].set_visible(False)
     colours = [class_colour(label) for label in space.labels_N.tolist()]
     axes.scatter(points_N2[:, 0], points_N2[:, 1], s=14, c=colours, alpha=0.8, linewidths=0)
     if space.thumbnails:
-        for i in exemplars(points_N2, space.labels_N, MAP_PICTURE * 1.5):
+        for i in exemplars(points_N2, space.labels_N):
             axes.add_artist(_exemplar(space.thumbnails[i], points_N2[i]))
     used = sorted(set(space.labels_N.tolist()))
     if len(used) <= MOST_CLASSES_IN_LEGEND:
@@ -65,7 +67,7 @@ def _exemplar(picture: Picture, point_2: NDArray[np.float64]) -> AnnotationBbox:
     image = OffsetImage(np.asarray(fitted(picture, 64, enlarge=True)), zoom=0.42)
     line = {"arrowstyle": "-", "color": SOFT}
     place = (float(point_2[0]), float(point_2[1]))
-    box = AnnotationBbox(image, place, (0, 22), boxcoords="offset points", pad=0.1, arrowprops=line)
+    box = AnnotationBbox(image, place, (0, 25), boxcoords="offset points", pad=0.1, arrowprops=line)
     box.patch.set(edgecolor=RULE)
     return box
 
@@ -84,6 +86,8 @@ def _panel(axes: Axes, key: str, runs: dict[str, Curve], series: dict[str, int])
     levels = ticks(low, high)
     axes.set_ylim(low - 0.02 * (high - low), high + 0.05 * (high - low))
     axes.set_yticks(levels, [number_text(level) for level in levels])
+    epochs = [at for curve in runs.values() for at, _ in curve]
+    axes.set_xticks(ticks(min(epochs), max(epochs), most=6, whole=True))
     _write(axes.set_xlabel(""), "epoch", 8)
     axes.spines[:].set_visible(False)
     axes.grid(axis="y", color=RULE)
@@ -99,10 +103,10 @@ def _line(x: list[float], y: list[float], series: int) -> Line2D:
 
 
 def _legend(figure: Figure, names: list[str], samples: list[Line2D]) -> None:
-    columns = min(6, len(names))
+    columns = min(5, len(names))
     legend = figure.legend(samples, ["."] * len(names), loc="outside upper left", frameon=False, ncols=columns)
     for text, name in zip(legend.get_texts(), names, strict=True):
-        _write(text, name, 9)
+        _write(text, shortened(name, LEGEND_PIXELS, 9), 9)
 
 
 def _write(text: Text, words: str, size: float) -> None:

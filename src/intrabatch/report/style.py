@@ -16,18 +16,16 @@ _SERIES = ".s{i} {{ --series: var(--s{i}); --dashes: {dashes}; }}"
 
 _PAGE = """
 * { box-sizing: border-box; }
-body { margin: 0; background: var(--paper); color: var(--ink); -webkit-text-size-adjust: 100%;
+body { margin: 0; overflow-wrap: anywhere; background: var(--paper); color: var(--ink); -webkit-text-size-adjust: 100%;
   font: 16px/1.6 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "DejaVu Sans", sans-serif; }
 main { max-width: 1120px; margin: 0 auto; padding: clamp(28px, 6vw, 72px) clamp(20px, 5vw, 56px); }
 h1, .lede { font-family: "Iowan Old Style", "Palatino Linotype", Palatino, Charter, Georgia, "DejaVu Serif", serif; }
 h1 { font-size: clamp(29px, 4.6vw, 46px); line-height: 1.15; font-weight: 600; letter-spacing: -.015em;
-  margin: 0 0 22px;
-  overflow-wrap: anywhere; text-wrap: balance; }
+  margin: 0 0 22px; text-wrap: balance; }
 h2 { font-size: 17px; line-height: 1.35; font-weight: 650; margin: 0 0 8px; }
-p { margin: 0 0 12px; max-width: 68ch; overflow-wrap: anywhere; text-wrap: pretty; }
+p { margin: 0 0 12px; max-width: 68ch; text-wrap: pretty; }
 code { font: .88em/1.5 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace;
-  background: var(--track);
-  padding: .12em .38em; border-radius: 4px; overflow-wrap: anywhere; }
+  background: var(--track); padding: .12em .38em; border-radius: 4px; }
 code span { display: inline-block; max-width: 100%; }
 figure { margin: 0; }
 .eyebrow { font-size: 12px; letter-spacing: .09em; text-transform: uppercase; color: var(--soft); margin: 0 0 14px; }
@@ -41,9 +39,9 @@ aside h2 { color: var(--ink); }
   aside { margin: 0; } }
 .soft { color: var(--soft); font-size: 14px; }
 
-.bars { display: grid; grid-template-columns: minmax(90px, max-content) minmax(0, 1fr) max-content; gap: 10px 16px;
+.bars { display: grid; grid-template-columns: fit-content(40%) minmax(0, 1fr) max-content; gap: 10px 16px;
   grid-auto-flow: row dense; align-items: center; margin: 0 0 30px; }
-.bars > * { min-width: 0; overflow-wrap: anywhere; }
+.bars > * { min-width: 0; }
 .bars .track { position: relative; height: 16px; background: var(--track); border-radius: 3px; }
 .bars .fill { position: absolute; inset: 0 auto 0 0; min-width: 2px; background: var(--series, var(--neutral));
   border-radius: 3px; }
@@ -57,7 +55,7 @@ aside h2 { color: var(--ink); }
 .thin .track { height: 8px; } .thin .figure { font-weight: 400; } .thin { gap: 5px 16px; margin-bottom: 12px; }
 @media (max-width: 560px) { .bars { grid-template-columns: minmax(0, 1fr) max-content; gap: 2px 12px; }
   .bars .track { grid-column: 1 / -1; margin-bottom: 8px; } .bars .figure { grid-column: 2; }
-  th:first-child { position: sticky; left: 0; background: var(--paper); min-width: 132px; } }
+  th:first-child { position: sticky; left: 0; background: var(--paper); min-width: 132px; max-width: 44vw; } }
 
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; margin-bottom: 8px; }
@@ -72,7 +70,7 @@ td strong { font-weight: 700; }
   background: var(--series, var(--neutral)); }
 dl { display: grid; grid-template-columns: minmax(0, 11em) minmax(0, 1fr); gap: 6px 22px; margin: 26px 0 0;
   font-size: 14px; line-height: 1.5; }
-dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
+dt { color: var(--soft); } dd { margin: 0; }
 @media (max-width: 560px) { dl { grid-template-columns: minmax(0, 1fr); gap: 0; } dd { margin-bottom: 10px; } }
 
 .query { display: grid; grid-template-columns: 74px minmax(0, 1fr); gap: 20px; padding: 14px 0;
@@ -84,8 +82,7 @@ dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
   text-align: center; }
 .image div { position: relative; }
 .image img { display: block; width: 100%; aspect-ratio: 1; object-fit: contain; background: var(--track);
-  border-radius: 5px;
-  border: 3px solid var(--rule); }
+  border-radius: 5px; border: 3px solid var(--rule); }
 .right img { border-color: var(--right); } .wrong img { border: 3px dashed var(--wrong); }
 .right div::after, .wrong div::after { position: absolute; right: -4px; bottom: -4px; width: 18px; height: 18px;
   border-radius: 50%;
@@ -123,12 +120,11 @@ circle.s0, circle.s1, circle.s2, circle.s3, circle.s4, circle.s5 { fill: var(--s
 .tip { position: absolute; left: 0; top: 0; pointer-events: none; visibility: hidden; background: var(--raised);
   color: var(--ink);
   border: 1px solid var(--rule); border-radius: 8px; box-shadow: 0 4px 18px rgb(0 0 0 / .18); padding: 6px;
-  font-size: 13px;
-  line-height: 1.35; max-width: 180px; overflow-wrap: anywhere; text-align: center; }
+  font-size: 13px; line-height: 1.35; max-width: 180px; text-align: center; }
 .thumb { width: 96px; height: 96px; margin: 0 auto 4px; border-radius: 4px;
   background-size: calc(96px * var(--columns)) auto; }
 .steps { margin: 0; padding-left: 1.3em; } .steps li { margin-bottom: 10px; max-width: 68ch;
-  overflow-wrap: anywhere; padding-left: 4px; }
+  padding-left: 4px; }
 .steps li::marker { color: var(--soft); }
 """
 
@@ -152,7 +148,7 @@ SCRIPT = """
     chosen = group;
   };
   const point = event => {
-    const scale = 760 / map.clientWidth, box = map.getBoundingClientRect();
+    const scale = map.viewBox.baseVal.width / map.clientWidth, box = map.getBoundingClientRect();
     const x = event.clientX - box.left, y = event.clientY - box.top;
     let best = null, least = 18;
     for (const dot of dots) {

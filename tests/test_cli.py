@@ -1,0 +1,260 @@
+"""The command line as a user meets it: outcomes, JSON, exit codes, and one clear line for every mistake."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from conftest import tiny_config
+from PIL import Image
+
+from intrabatch import settings
+from intrabatch.cli import main
+
+SMALL = ["--set", "model.backbone=resnet10t", "--set", "model.weights=none", "--set", "image.crop=16", "--set",
+         "image.resize=16", "--set", "model.dim=16", "--set", "batch.classes=3", "--set", "batch.images=2", "--set",
+         "train.epochs=1", "--device", "cpu", "--set", "model.pooling=avg"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """A folder per class, 10 classes of 4 small pictures, with spaces and umlauts in the names."""
+    root = tmp_path_factory.mktemp("my photos")
+    rng = np.random.default_rng(0)
+    for number in range(10):
+        folder = root / f"klasse {number} ä"
+        folder.mkdir()
+        colour = rng.integers(0, 200, 3)
+        for i in range(4):
+            pixels = np.clip(colour + rng.normal(0, 20, (24, 20, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"bild {i}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def trained(photos, tmp_path_factory):
+    run = tmp_path_factory.mktemp("runs") / "photos"
+    assert main(["train", str(photos), "--out", str(run), "--quiet", *SMALL]) == 0
+    return run
+
+
+def said(capsys, *arguments):
+    code = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def mistake(capsys, *arguments):
+    """The one line that a mistake is answered with."""
+    code, out, err = said(capsys, *arguments)
+    assert code == 2, err
+    assert out == "" and err.startswith("intrabatch: ") and err.count("\n") == 1
+    return err
+
+
+def test_help_needs_no_torch_and_is_quick():
+    watch = "import sys; from intrabatch.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+    heavy = watch + "print('HEAVY', [m for m in ('torch', 'timm', 'numpy', 'matplotlib') if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True).stdout
+    assert "HEAVY []" in out
+    took = []
+    for _ in range(3):
+        started = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "intrabatch", "--help"], capture_output=True, check=True)
+        took.append(time.perf_counter() - started)
+    assert min(took) < 2.0  # 0.12 s on a quiet machine; this only catches a heavy import
+
+
+@pytest.mark.parametrize("command", ["demo", "check", "train", "evaluate", "embed", "search", "config", "data"])
+def test_help_of_every_command_fits_a_screen_and_has_an_example(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help"])
+    text = capsys.readouterr().out
+    assert stop.value.code == 0
+    assert f"example:\n  intrabatch {command}" in text and len(text.splitlines()) <= 40
+
+
+def test_train_prints_figures_with_their_protocol(trained, photos, capsys):
+    code, out, _ = said(capsys, "evaluate", trained)
+    assert code == 0 and "recall@1" in out and "epoch chosen: the last" in out
+    figures = json.loads((trained / "metrics.json").read_text())
+    assert {"metrics", "protocol", "run"} <= set(figures)
+    assert figures["protocol"]["classes_seen_in_training"] == 0
+
+
+def test_evaluate_gives_the_figures_of_training_again(trained, photos, capsys):
+    code, out, _ = said(capsys, "evaluate", trained, "--json")
+    again, before = json.loads(out), json.loads((trained / "metrics.json").read_text())
+    assert code == 0
+    for name, value in before["metrics"].items():
+        assert again["metrics"][name] == pytest.approx(value, abs=1e-6)
+    assert again["protocol"]["test_list_sha256"] == before["protocol"]["test_list_sha256"]
+
+
+def test_evaluate_other_images(trained, photos, capsys):
+    code, out, _ = said(capsys, "evaluate", trained, photos, "--json")
+    assert code == 0 and json.loads(out)["protocol"]["num_images"] == 40
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".npz"])
+def test_embed_writes_path_label_and_vector(trained, photos, tmp_path, capsys, suffix):
+    out_file = tmp_path / f"vectors{suffix}"
+    code, out, _ = said(capsys, "embed", trained, photos, "--out", out_file, "--json", "--device", "cpu")
+    assert code == 0 and json.loads(out)["num_images"] == 40
+    if suffix == ".parquet":
+        table = pq.read_table(out_file)
+        vectors, labels = np.stack(table["vector"].to_numpy()), table["label"].to_pylist()
+    else:
+        with np.load(out_file) as archive:
+            vectors, labels = archive["vector"], archive["label"].tolist()
+    assert vectors.shape == (40, 16) and np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    assert labels[0] == "klasse 0 ä"
+    code, out, _ = said(capsys, "evaluate", "--embeddings", out_file, "--json")
+    assert code == 0 and 0 <= json.loads(out)["metrics"]["recall@1"] <= 1
+
+
+def test_search_finds_the_image_itself_first(trained, photos, capsys):
+    query = photos / "klasse 3 ä" / "bild 1.png"
+    code, out, _ = said(capsys, "search", trained, "--gallery", photos, "--query", query, "-k", 3, "--json")
+    (result,) = json.loads(out)["results"]
+    assert code == 0 and len(result["hits"]) == 3
+    assert result["hits"][0]["path"] == "klasse 3 ä/bild 1.png" and result["hits"][0]["score"] > 0.999
+    code, out, _ = said(capsys, "search", trained, "--gallery", photos, "--query", query)
+    assert "klasse 3 ä/bild 1.png  [klasse 3 ä]" in out
+
+
+def test_check_reports_counts(photos, capsys):
+    code, out, _ = said(capsys, "check", photos, "--json")
+    assert code == 0 and json.loads(out)["num_images"] == 40
+
+
+def test_config_prints_what_it_loads(tmp_path, capsys):
+    code, out, _ = said(capsys, "config", "folder", "--set", "train.epochs=3")
+    loaded = settings.update(tiny_config(), settings.parse_yaml(out, "printed"))
+    assert code == 0 and loaded.train.epochs == 3 and loaded.recipe == "folder"
+    code, out, _ = said(capsys, "config")
+    assert code == 0 and "cars196" in out
+
+
+def test_config_file_and_set_in_this_order(photos, tmp_path, capsys):
+    (tmp_path / "c.yaml").write_text("train:\n  epochs: 7\n  seed: 5\n")
+    run = tmp_path / "run"
+    arguments = ["train", photos, "--out", run, "--quiet", "--config", tmp_path / "c.yaml", *SMALL, "--json"]
+    code, out, _ = said(capsys, *arguments)
+    assert code == 0 and json.loads(out)["protocol"]["seed"] == 5 and json.loads(out)["protocol"]["epochs"] == 1
+
+
+def test_mistakes_on_the_command_line(capsys, tmp_path, trained, photos):
+    assert "invalid choice: 'trian'" in mistake(capsys, "trian")
+    assert "unknown recipe 'cubs'; did you mean 'cub'?" in mistake(capsys, "train", photos, "--recipe", "cubs")
+    assert "no images named; give DATA" in mistake(capsys, "train")
+    assert "did you mean 'epochs'?" in mistake(capsys, "train", photos, "--set", "train.epoch=3")
+    assert "no such folder or file" in mistake(capsys, "check", tmp_path / "nowhere")
+    assert "no run folder" in mistake(capsys, "evaluate", tmp_path / "nowhere")
+    assert "give either a RUN or --embeddings" in mistake(capsys, "evaluate")
+    assert "choose from: .parquet, .npz" in mistake(capsys, "embed", trained, photos, "--out", tmp_path / "v.csv")
+    assert "there is no folder" in mistake(capsys, "embed", trained, photos, "--out", tmp_path / "no" / "v.npz")
+    assert "--config" in mistake(capsys, "train", photos, "--config", tmp_path / "no.yaml")
+    assert "unknown tracker" in mistake(capsys, "train", photos, "--log-to", "wandbb", "--out", tmp_path / "r", *SMALL)
+    assert "k = 0 neighbours asked for; expected 1 to 40" in mistake(
+        capsys, "search", trained, "--gallery", photos, "--query", photos / "klasse 3 ä" / "bild 1.png", "-k", "0"
+    )
+
+
+def test_mistakes_in_a_run_folder(capsys, tmp_path, trained):
+    import shutil
+
+    def broken(name, change):
+        copy = tmp_path / name
+        shutil.copytree(trained, copy)
+        change(copy)
+        return mistake(capsys, "evaluate", copy)
+
+    def older(run):
+        found = json.loads((run / "environment.json").read_text())
+        (run / "environment.json").write_text(json.dumps(found | {"format": 0, "intrabatch": "0.0.1"}))
+
+    def other_size(run):
+        text = (run / "config.yaml").read_text()
+        (run / "config.yaml").write_text(text.replace("dim: 16", "dim: 32"))
+
+    assert "was written by intrabatch 0.0.1 (format 0)" in broken("older", older)
+    assert "the weights belong to another architecture" in broken("other", other_size)
+    assert "classes.json is missing" in broken("part", lambda run: (run / "classes.json").unlink())
+    assert "has no weights yet" in broken("young", lambda run: (run / "weights.safetensors").unlink())
+    assert "cannot be read" in broken("torn", lambda run: (run / "weights.safetensors").write_bytes(b"x" * 40))
+    assert "unknown key 'trian'" in broken("typo", lambda run: (run / "config.yaml").write_text("trian: 5\n"))
+
+
+def test_bad_folders(capsys, tmp_path, photos):
+    """What people have in their folders, each answered in one line before training starts."""
+    (tmp_path / "empty").mkdir()
+    assert "empty" in mistake(capsys, "train", tmp_path / "empty", "--out", tmp_path / "r")
+    one = tmp_path / "one" / "only"
+    one.mkdir(parents=True)
+    for i in range(4):
+        Image.new("RGB", (20, 20), (i * 50, 0, 0)).save(one / f"{i}.png")
+    assert "class" in mistake(capsys, "train", tmp_path / "one", "--out", tmp_path / "r")
+    bad = tmp_path / "bad"
+    for number in range(8):
+        (bad / f"c{number}").mkdir(parents=True)
+        for i in range(3):
+            Image.effect_noise((20, 20), 50).convert("RGB").save(bad / f"c{number}" / f"{i}.jpg")
+    (bad / "c1" / "nothing.jpg").write_bytes(b"")
+    (bad / "c2" / "text.jpg").write_text("not a picture")
+    whole = (bad / "c3" / "0.jpg").read_bytes()
+    (bad / "c3" / "cut.jpg").write_bytes(whole[: len(whole) // 2])
+    line = mistake(capsys, "train", bad, "--out", tmp_path / "r", *SMALL)
+    assert "3" in line and "nothing.jpg" in line and "--skip-broken" in line
+    assert not (tmp_path / "r").exists()
+    code, _, err = said(capsys, "train", bad, "--out", tmp_path / "r", "--skip-broken", "--json", *SMALL)
+    assert code == 0 and "left out 3 files" in err
+
+
+def test_ctrl_c_says_how_to_resume(photos, tmp_path):
+    run = tmp_path / "run"
+    program = f"""
+import os, signal, sys
+from intrabatch.progress import Quiet
+import intrabatch.progress, intrabatch.cli
+class Stop(Quiet):
+    def step(self, number, read):
+        if number == 3: os.kill(os.getpid(), signal.SIGINT)
+intrabatch.progress.make_display = lambda quiet: Stop()
+sys.exit(intrabatch.cli.main({["train", str(photos), "--out", str(run), *SMALL, "--set", "train.epochs=3"]!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 130
+    assert f"everything is saved. Go on with: intrabatch train --resume {run}" in done.stderr
+    assert main(["train", "--resume", str(run), "--quiet"]) == 0
+    assert (run / "metrics.json").is_file() and not (run / "checkpoint.pt").exists()
+
+
+def test_our_own_faults_show_the_trace_and_exit_1(monkeypatch, capsys, photos):
+    def fail(images):
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("intrabatch.data.check.check", fail)
+    code, _, err = said(capsys, "check", photos)
+    assert code == 1 and "ZeroDivisionError: a bug" in err and "this is a fault of intrabatch" in err
+
+
+def test_a_full_disk_leaves_the_previous_checkpoint(trained, monkeypatch):
+    from intrabatch.errors import RunError
+    from intrabatch.run import Run
+
+    run = Run.open(trained)
+    before = (run.path / "weights.safetensors").read_bytes()
+
+    def full(handle):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match=r"cannot write .*No space left on device; the previous one is untouched"):
+        run.save_weights(run.load_weights())
+    assert (run.path / "weights.safetensors").read_bytes() == before
+    assert not list(run.path.glob(".*.new"))
