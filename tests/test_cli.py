@@ -95,6 +95,17 @@ def test_evaluate_gives_the_figures_of_training_again(trained, photos, capsys):
     assert again["protocol"]["test_list_sha256"] == before["protocol"]["test_list_sha256"]
 
 
+def test_message_passing_at_test_time(trained, photos, capsys):
+    code, out, _ = said(capsys, "evaluate", trained, photos, "--refine", "k-reciprocal", "--json")
+    plain = json.loads(said(capsys, "evaluate", trained, photos, "--json")[1])
+    refined = json.loads(out)
+    assert code == 0 and refined["protocol"]["refinement"] == "k-reciprocal"
+    assert plain["protocol"]["refinement"] == "none" and refined["metrics"] != plain["metrics"]
+    assert "choose from: none, k-reciprocal" in mistake(capsys, "evaluate", trained, "--refine", "magic")
+    size = ["--set", "evaluation.refine_size=500"]
+    assert "500" in mistake(capsys, "evaluate", trained, photos, "--refine", "nearest", *size)
+
+
 def test_evaluate_other_images(trained, photos, capsys):
     code, out, _ = said(capsys, "evaluate", trained, photos, "--json")
     assert code == 0 and json.loads(out)["protocol"]["num_images"] == 40

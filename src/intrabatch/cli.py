@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import settings
 from ._version import VERSION
-from .config import Config, TrainConfig
+from .config import Config, EvalConfig, TrainConfig
 from .errors import ConfigError, IntrabatchError, did_you_mean
 
 if TYPE_CHECKING:
@@ -119,7 +119,8 @@ def _evaluate(commands: Any) -> None:
     parser.add_argument("data", metavar="DATA", nargs="?", help="labelled images (default: the run's own test classes)")
     text = "vectors with labels: .npz, .parquet, or .npy and .csv"
     parser.add_argument("--embeddings", nargs="+", type=Path, metavar="FILE", help=text)
-    _add_settings(parser, Path("config.yaml"))
+    parser.add_argument("--refine", metavar="METHOD", help=settings.fields_help(EvalConfig)["refine"])
+    _add_settings(parser, with_file=False)
     _add_output(parser)
 
 
@@ -159,8 +160,8 @@ def _data(commands: Any) -> None:
     _add_output(parser)
 
 
-def _add_settings(parser: Parser, replaces: Path | None = None) -> None:
-    if replaces is None:
+def _add_settings(parser: Parser, with_file: bool = True) -> None:
+    if with_file:
         parser.add_argument("--config", type=Path, metavar="FILE", help="settings as YAML, over the recipe's")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change any setting")
     _add_device(parser)
@@ -176,13 +177,15 @@ def _add_output(parser: Parser) -> None:
 
 
 def configured(arguments: Arguments, base: Config) -> Config:
-    """The base configuration with --config, --set and --device applied, in this order."""
+    """The base configuration with --config, --set, --device and --refine applied, in this order."""
     config = base
     if getattr(arguments, "config", None):
         config = settings.update(config, settings.parse_yaml(_read_text(arguments.config), str(arguments.config)))
     config = settings.override(config, arguments.set)
     if arguments.device:
         config = settings.update(config, {"train": {"device": arguments.device}})
+    if getattr(arguments, "refine", None):
+        config = settings.update(config, {"evaluation": {"refine": arguments.refine}})
     return config
 
 
@@ -298,7 +301,7 @@ def run_config(arguments: Arguments) -> int:
         print(settings.explained(settings.override(get_recipe(arguments.recipe), arguments.set)), end="")
     else:
         for name, recipe in RECIPES.items():
-            print(f"{name:<10} {(recipe.__doc__ or '').splitlines()[0]}")
+            print(f"{name:<12} {(recipe.__doc__ or '').splitlines()[0]}")
     return 0
 
 

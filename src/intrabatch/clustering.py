@@ -66,14 +66,16 @@ def nmi_figures(
 
     For the metric 'cosine' the vectors are brought to length 1 first.
     """
+    if not seeds:
+        raise EvaluationError("k-means needs at least one seed; got none")
     labels = checked_labels(labels_N, len(vectors_ND))
     prepared_ND = points(vectors_ND, metric, device).unit_ND.float()
     num_classes = len(np.unique(labels))
     found = [cluster(prepared_ND, num_classes, recipe=recipe, seed=seed, device=prepared_ND.device) for seed in seeds]
     agreements = [agreement(labels, clusters.assignments) for clusters in found]
     values = {name: np.array([figures[name] for figures in agreements]) for name in agreements[0]}
-    kind = "unit vectors" if metric == "cosine" else "vectors as they are"
-    return ClusteringFigures(values, f"{found[0].recipe}; {kind}; seeds {', '.join(map(str, seeds))}; arithmetic NMI")
+    kind, numbers = "unit vectors" if metric == "cosine" else "vectors as they are", ", ".join(map(str, seeds))
+    return ClusteringFigures(values, f"{found[0].recipe}; {kind}; seeds {numbers}; NMI by the arithmetic mean")
 
 
 def cluster(
@@ -95,7 +97,7 @@ def cluster(
     if restarts < 1 or max_iterations < 1:
         raise EvaluationError(f"k-means with {restarts} restarts of {max_iterations} iterations; expected 1 or more")
     seeded = _greedy_seeds if recipe == "greedy" else _random_seeds
-    words = f"k-means, k = {k}, {RECIPES[recipe]}, {restarts} restart{'s' if restarts > 1 else ''}"
+    words = f"k-means, k = {k}, {RECIPES[recipe]}, best of {restarts}"
     found = []
     for restart in range(restarts):
         generator = torch.Generator().manual_seed(seed * 1_000_003 + restart)

@@ -24,7 +24,7 @@ def require(holds: bool, message: str) -> None:
 class DataConfig:
     path: str = ""
     """where the images are: a folder, a CSV or Parquet table, or the word glyphs; the command line's DATA"""
-    source: Literal["auto", "glyphs", "folder", "table", "cub", "cars196", "sop", "inshop"] = "auto"
+    source: Literal["auto", "glyphs", "folder", "table", "cub", "cars196", "sop", "inshop", "inshop-highres"] = "auto"
     """what the images are: a folder per class, a CSV or Parquet table, a benchmark's official layout, the built-in
     glyphs; auto tells a table from a folder by what it is"""
     val_fraction: float = 0.1
@@ -227,6 +227,14 @@ class EvalConfig:
     figure by points"""
     nmi_seeds: int = 1
     """k-means seeds; NMI is their mean, with the spread beside it"""
+    refine: Literal[
+        "none", "k-reciprocal", "nearest", "k-means", "ward", "spectral", "birch", "dbscan", "optics"
+    ] = "none"
+    """message passing at test time, by intrabatch evaluate: how each image's small batch of neighbours is built"""
+    refine_size: int = 7
+    """images in such a batch, the image itself included"""
+    refine_clusters: int | None = None
+    """clusters of k-means, ward, spectral and birch; none for the paper's 900, or a quarter of the images if fewer"""
     batch: int = 128
     """images embedded at a time"""
 

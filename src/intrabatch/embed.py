@@ -32,15 +32,20 @@ class Embeddings:
 
 
 @torch.no_grad()
-def embed_crops(embedder: Embedder, crops: Iterable[Tensor], precision: torch.dtype) -> NDArray[np.float32]:
-    """Unit vectors (N, D) of centre crops, given some at a time; the embedder's mode is put back as it was."""
+def embed_crops(
+    embedder: Embedder, crops: Iterable[Tensor], precision: torch.dtype, *, unit: bool = True
+) -> NDArray[np.float32]:
+    """Vectors (N, D) of centre crops, given some at a time; the embedder's mode is put back as it was.
+
+    `unit` vectors are for retrieval; otherwise they are as they leave the network, as message passing takes them.
+    """
     was_training = embedder.training
     embedder.eval()
     try:
         vectors = []
         for crops_B3SS in crops:
             with torch.autocast(crops_B3SS.device.type, precision, enabled=precision != torch.float32):
-                vectors.append(embedder.embed(crops_B3SS))
+                vectors.append(embedder.embed(crops_B3SS) if unit else embedder(crops_B3SS).float())
     finally:
         embedder.train(was_training)
     if not vectors:

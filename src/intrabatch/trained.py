@@ -1,6 +1,6 @@
 """A trained run put to use: embed images, evaluate them, search among them. The backbone alone does the work.
 
-Message passing stays behind in the run folder, unless `network` is asked for it.
+Message passing works at test time only where `evaluation.refine` asks for it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from .data.load import load_images, with_splits_of
 from .data.pixels import open_pixels
 from .devices import pick_device, pick_precision
 from .embed import Embeddings, embed_crops
-from .errors import WeightsError
+from .errors import ConfigError, WeightsError
 from .evaluate import measure_vectors, protocol_of
 from .model import Network
 from .neighbours import nearest
+from .refine import refine
 from .run import Run
 
 
@@ -58,11 +59,27 @@ class Trained:
         """The images the run was trained, validated and tested on, with its split."""
         return with_splits_of(load_images(self.config.data), self.run.path / "splits.csv")
 
-    def vectors(self, images: ImageSet) -> NDArray[np.float32]:
-        """Unit vectors (N, D), one for each image."""
+    def vectors(self, images: ImageSet, *, unit: bool = True) -> NDArray[np.float32]:
+        """Vectors (N, D), one for each image; of length 1 unless `unit` is off."""
         pixels = open_pixels(images, self.config.image, self.device)
         precision = pick_precision(self.config.train.precision, self.device)
-        return embed_crops(self.network.embedder, pixels.test_crops(self.config.evaluation.batch), precision)
+        crops = pixels.test_crops(self.config.evaluation.batch)
+        return embed_crops(self.network.embedder, crops, precision, unit=unit)
+
+    def refined_vectors(self, images: ImageSet) -> NDArray[np.float32]:
+        """Vectors after message passing among neighbours, as `evaluation.refine` says; queries hear the gallery."""
+        passing, settings = self.network.loss.passing, self.config.evaluation
+        if passing is None:
+            raise ConfigError(f"{self.run.path} was trained without message passing; there is nothing to refine with")
+        raw_ND = self.vectors(images, unit=False)
+        queries_N = np.zeros(len(images), np.bool_) if images.roles is None else images.roles == "query"
+        how, size, clusters = settings.refine, settings.refine_size, settings.refine_clusters
+        refined_ND = raw_ND.copy()
+        refined_ND[~queries_N] = refine(raw_ND[~queries_N], passing, how, size, clusters=clusters)
+        if queries_N.any():
+            gallery_GD = raw_ND[~queries_N]
+            refined_ND[queries_N] = refine(raw_ND[queries_N], passing, how, size, gallery=gallery_GD, clusters=clusters)
+        return refined_ND
 
     def embed(self, images: ImageSet) -> Embeddings:
         """Vectors with the names, labels and roles of their images."""
@@ -72,10 +89,10 @@ class Trained:
 
     def evaluate(self, images: ImageSet, split: str) -> dict[str, Any]:
         """All figures of labelled images, with their protocol."""
-        figures = measure_vectors(
-            self.vectors(images), images.labels, images.roles, self.config.evaluation, str(self.device)
-        )
-        figures["protocol"] |= protocol_of(self.run, self.run.epoch(), split, images)
+        settings = self.config.evaluation
+        vectors_ND = self.vectors(images) if settings.refine == "none" else self.refined_vectors(images)
+        figures = measure_vectors(vectors_ND, images.labels, images.roles, settings, str(self.device))
+        figures["protocol"] |= protocol_of(self.run, self.run.epoch(), split, images) | {"refinement": settings.refine}
         return figures | {"run": str(self.run.path)}
 
     def search(self, gallery: ImageSet, queries: ImageSet, k: int = 10) -> list[list[Hit]]:
