@@ -8,7 +8,7 @@ from torchvision.transforms import v2
 from intrabatch.config import BatchConfig, ImageConfig
 from intrabatch.data.batches import plan_epoch
 from intrabatch.data.image_set import ImageSet, synthetic_images
-from intrabatch.data.pixels import StoredPixels, StreamedPixels, open_pixels, roomiest
+from intrabatch.data.pixels import StoredPixels, StreamedPixels, crop_each, crop_together, open_pixels, roomiest
 
 CPU = torch.device("cpu")
 CONFIG = ImageConfig(crop=24, resize=32, erase=0.5)
@@ -83,3 +83,24 @@ def test_where_images_are_kept_is_chosen_by_size():
     images = synthetic_images(2, 2)
     assert open_pixels(images, CONFIG, CPU).where == "memory"
     assert open_pixels(images, ImageConfig(crop=24, resize=32, store="stream"), CPU).where == "stream"
+
+
+def test_crops_of_a_whole_batch_at_once_equal_crops_one_by_one():
+    """The GPU's way, on the CPU: gathered canvases and two matrix products; shrinking, enlarging and flipped crops."""
+    images = odd_images()
+    pixels = StoredPixels(images, ImageConfig(crop=24, resize=200), CPU, "memory")
+    indices = np.array([0, 5, 3, 1, 5, 2])
+    canvas = pixels.canvas(indices)
+    for row, index in enumerate(indices):
+        image = torch.from_numpy(images.read(index)).permute(2, 0, 1)
+        assert torch.equal(canvas[row, :, : image.shape[1], : image.shape[2]], image)
+    rng = np.random.default_rng(0)
+    for _ in range(10):
+        sizes = pixels.sizes_N2[indices]
+        high, wide = (rng.integers(3, sizes[:, axis] + 1) for axis in (0, 1))
+        top, left = rng.integers(0, sizes[:, 0] - high + 1), rng.integers(0, sizes[:, 1] - wide + 1)
+        boxes, flips = np.stack([top, left, high, wide], 1), rng.random(6) < 0.5
+        views = [torch.from_numpy(images.read(i)).permute(2, 0, 1) for i in indices]
+        expected = crop_each(views, boxes, flips, 24)
+        found = crop_together(canvas, torch.from_numpy(boxes), torch.from_numpy(flips), 24)
+        assert (found - expected).abs().max() <= 1.01 / 255  # bytes are rounded once on one side

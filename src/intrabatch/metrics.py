@@ -182,6 +182,7 @@ def _all_figures(search: _Search, ks: Sequence[int]) -> dict[str, NDArray[np.flo
     worst = {name: torch.cat([worst[name] for _, worst in bounds]) for name in figures}
     is_open = torch.stack([figures[name] - worst[name] > SETTLED for name in figures]).any(0)
     open_queries = torch.nonzero(is_open).flatten().numpy()
+    print("OPEN",len(open_queries),len(is_open),tolerance)
     for part in slices(len(open_queries), LARGEST // len(search.gallery)):
         queries = open_queries[part]
         for name, values in figures_of_ranks(_exact_ranks(search, queries), search.num_positives[queries], ks).items():
@@ -201,16 +202,25 @@ def _positives(search: _Search, queries: slice | NDArray[np.int64]) -> tuple[NDA
 def _rows(search: _Search, queries: slice, tolerance: float) -> _Rows:
     images, device = search.images, search.images.device
     places_BP, is_positive_BP = _positives(search, queries)
-    start, stop = places_BP.min(), places_BP.max() + 1
-    rows_B = torch.from_numpy(search.queries[queries]).to(device)
-    strip = torch.from_numpy(search.gallery[start:stop]).to(device)
     is_positive = torch.from_numpy(is_positive_BP).to(device)
-    scores_BP = images.scores(rows_B, images, strip).gather(1, torch.from_numpy(places_BP - start).to(device))
+    rows_B = torch.from_numpy(search.queries[queries]).to(device)
+    scores_BP = _scores_of_positives(search, rows_B, places_BP)
     near_BP = (scores_BP + tolerance).float().masked_fill_(~is_positive, torch.inf)
     far_BP = (scores_BP - tolerance).float().masked_fill_(~is_positive, torch.inf)
     thresholds_BT = torch.cat([near_BP, far_BP], 1)
     above_BT = torch.zeros(thresholds_BT.shape, dtype=torch.int64, device=device)
     return _Rows(queries, images.block(rows_B), is_positive, thresholds_BT, above_BT)
+
+
+def _scores_of_positives(search: _Search, rows_B: Tensor, places_BP: NDArray[np.int64]) -> Tensor:
+    """Exact scores of queries with the images at these places, which lie in one strip for a few queries in a row."""
+    parts = []
+    for few in slices(len(rows_B), 256):
+        start, stop = places_BP[few].min(), places_BP[few].max() + 1
+        strip = torch.from_numpy(search.gallery[start:stop]).to(rows_B.device)
+        scores_BG = search.images.scores(rows_B[few], search.images, strip)
+        parts.append(scores_BG.gather(1, torch.from_numpy(places_BP[few] - start).to(rows_B.device)))
+    return torch.cat(parts)
 
 
 def _count(search: _Search, rows: list[_Rows]) -> None:
