@@ -84,11 +84,11 @@ def test_mean_deviation_and_interval_of_every_figure(seeds):
         mean = sum(values) / 3
         deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / 2)
         half = 4.302652729911275 * deviation / math.sqrt(3)  # Student's t, 2 degrees of freedom, 97.5 %
-        found = figures["intervals"][name]
-        assert figures["metrics"][name] == found["mean"] == pytest.approx(mean)
-        assert (found["deviation"], found["low"], found["high"]) == pytest.approx((deviation, mean - half, mean + half))
+        assert figures["metrics"][name] == pytest.approx(mean)
+        assert figures["deviations"][name] == pytest.approx(deviation)
+        assert figures["intervals"][name] == pytest.approx([mean - half, mean + half])
     assert figures["protocol"]["seed"] == [0, 1, 2] and figures["protocol"]["epoch"] == 1
-    assert figures["protocol"]["interval"] == "95 % t, 3 seeds"
+    assert figures["protocol"]["interval"] == "95 % t over 3 seeds"
     assert json.loads((out / "seeds.json").read_text()) == figures
 
 

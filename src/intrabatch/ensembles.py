@@ -45,13 +45,17 @@ def evaluate_ensemble(
     paths: Sequence[Path], data: str | None = None, change: Change = lambda config: config
 ) -> Figures:
     """Figures of the runs together: their unit vectors side by side, on their common test set or on other images."""
-    trained, images, split = _on_one_test_set(paths, data, change)
+    return ensemble_figures(*_on_one_test_set(paths, data, change))
+
+
+def ensemble_figures(trained: Sequence[Trained], images: ImageSet, split: str) -> Figures:
+    """All figures of labelled images as the runs together embed them."""
     vectors_ND = ensemble_vectors([one.vectors(images) for one in trained])
-    first = trained[0]
-    figures = measure_vectors(vectors_ND, images.labels, images.roles, first.config.evaluation, str(first.device))
+    config, device = trained[0].config.evaluation, str(trained[0].device)
+    figures = measure_vectors(vectors_ND, images.labels, images.roles, config, device, images.classes)
     protocols = [protocol_of(one.run, one.run.epoch(), split, images) for one in trained]
-    figures["protocol"] |= _common(protocols) | {"ensemble_of": len(paths)}
-    return figures | {"run": ", ".join(map(str, paths))}
+    figures["protocol"] |= _common(protocols) | {"ensemble_of": len(trained)}
+    return figures | {"run": ", ".join(str(one.run.path) for one in trained)}
 
 
 def ensemble_vectors(vectors: Iterable[NDArray[np.float32]]) -> NDArray[np.float32]:
@@ -101,12 +105,10 @@ def seed_figures(runs: Sequence[Run]) -> Figures:
     intervals = {name: over_seeds(numbers) for name, numbers in values.items()}
     return {
         "metrics": {name: interval.mean for name, interval in intervals.items()},
-        "intervals": {
-            name: asdict(interval) | {"deviation": float(np.std(values[name], ddof=1))}
-            for name, interval in intervals.items()
-        },
+        "intervals": {name: [interval.low, interval.high] for name, interval in intervals.items()},
+        "deviations": {name: float(np.std(numbers, ddof=1)) for name, numbers in values.items()},
         "rows": [_row(run, one) for run, one in zip(runs, found, strict=True)],
-        "protocol": _common([one["protocol"] for one in found]) | {"interval": f"95 % t, {len(runs)} seeds"},
+        "protocol": _common([one["protocol"] for one in found]) | {"interval": f"95 % t over {len(runs)} seeds"},
     }
 
 

@@ -7,6 +7,7 @@ stamped on the result. It does not know training.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,11 @@ from .data.pixels import Pixels, open_pixels
 from .embed import embed_crops
 from .metrics import Retrieval, retrieval_figures
 from .run import Run
+from .statistics import over_classes
 
+WITH_INTERVAL = ("recall@1", "map@r")
+HARDEST = 10
+"""Classes named, lowest MAP@R first."""
 EPOCH_CHOSEN = {
     "final": "the last",
     "validation": "best on the validation classes",
@@ -65,7 +70,12 @@ class Evaluator:
         """All figures, with the protocol they were measured under."""
         vectors_ND = self.vectors(embedder, precision)
         figures = measure_vectors(
-            vectors_ND, self.images.labels, self.images.roles, self.config.evaluation, str(self.device)
+            vectors_ND,
+            self.images.labels,
+            self.images.roles,
+            self.config.evaluation,
+            str(self.device),
+            self.images.classes,
         )
         figures["protocol"] |= protocol_of(run, epoch, self.split, self.images)
         return figures
@@ -105,13 +115,21 @@ def measure_vectors(
     roles_N: NDArray[np.str_] | None,
     config: EvalConfig,
     device: str = "cpu",
+    classes: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """All figures of labelled vectors, and the part of their protocol that arrays can tell."""
+    """All figures of labelled vectors, and the part of their protocol that arrays can tell.
+
+    The hardest classes are named where `classes` gives their names.
+    """
     retrieval = retrieval_of(vectors_ND, labels_N, roles_N, config, device)
     clusters = nmi_figures(vectors_ND, labels_N, recipe=config.nmi_recipe, seeds=range(config.nmi_seeds), device=device)
+    hardest = retrieval.hardest(HARDEST) if classes else []
     return {
         "metrics": retrieval.summary() | clusters.summary(),
+        "intervals": {name: bootstrap(retrieval, name) for name in WITH_INTERVAL if name in retrieval.values},
+        "hardest": {classes[label]: figure for label, figure in hardest} if classes else {},
         "protocol": {
+            "interval": "95 % bootstrap over classes",
             "num_queries": len(retrieval.queries),
             "num_queries_without_match": retrieval.num_queries_without_match,
             "embedding_size": vectors_ND.shape[1],
@@ -119,6 +137,12 @@ def measure_vectors(
             "intrabatch": VERSION,
         },
     }
+
+
+def bootstrap(retrieval: Retrieval, name: str) -> list[float]:
+    """Low and high end of a figure's interval over classes."""
+    interval = over_classes(retrieval.values[name], retrieval.labels)
+    return [interval.low, interval.high]
 
 
 def retrieval_of(

@@ -27,7 +27,7 @@ ROWS = 2048
 ROLES = ("query", "gallery", "both")
 FAR = 2**62
 """The rank of a positive that is not there."""
-SETTLED = 1e-6
+SETTLED = 1e-5
 """A query is looked up exactly when rounding could move one of its figures by more than this."""
 
 

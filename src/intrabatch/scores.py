@@ -103,7 +103,7 @@ class Points:
         sample = Points(torch.cat(some), self.metric, self.scale)
         block, everything = sample.block(slice(None)), slice(None)
         worst = (block.scores(block) - sample.scores(everything, sample, everything)).abs().max()
-        return float(4 * worst.clamp(min=(1 + self.unit_ND.shape[1] ** 0.5) * 2.0**-24))
+        return float(2 * worst.clamp(min=(1 + self.unit_ND.shape[1] ** 0.5) * 2.0**-24))
 
 
 def points(vectors_ND: Vectors, metric: str, device: str | torch.device, name: str = "vectors") -> Points:

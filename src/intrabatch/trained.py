@@ -91,7 +91,8 @@ class Trained:
         """All figures of labelled images, with their protocol."""
         settings = self.config.evaluation
         vectors_ND = self.vectors(images) if settings.refine == "none" else self.refined_vectors(images)
-        figures = measure_vectors(vectors_ND, images.labels, images.roles, settings, str(self.device))
+        device = str(self.device)
+        figures = measure_vectors(vectors_ND, images.labels, images.roles, settings, device, images.classes)
         figures["protocol"] |= protocol_of(self.run, self.run.epoch(), split, images) | {"refinement": settings.refine}
         return figures | {"run": str(self.run.path)}
 

@@ -31,10 +31,11 @@ def prepared_images(config: Config, skip_broken: bool, say: Callable[[str], None
     elif report.broken:
         require_unbroken(report)
     require_trainable(images)
-    alone = singletons(images)
-    if alone and images.splits is None:
-        say(f"{alone} classes have one image only: left out of training, kept in the gallery of the test classes")
-    return with_splits(images, config.data)
+    split = with_splits(images, config.data)
+    alone = singletons(split)
+    if alone:
+        say(f"{alone} classes have one image only: left out of training, kept in the gallery where there is no split")
+    return split
 
 
 def resumed_images(run: Run) -> ImageSet:
@@ -83,16 +84,18 @@ def search_files(run: Path, gallery: str, queries: list[str], k: int, device: st
 
 
 def figure_lines(figures: dict[str, Any]) -> list[str]:
-    """Figures for a person: the untrained row first, then the trained one, then what they mean."""
+    """Figures for a person: untrained beside trained, intervals where known, then what they mean."""
     metrics, untrained, protocol = figures["metrics"], figures.get("untrained") or {}, figures["protocol"]
     if not metrics:
         return ["nothing to measure: there are no test or validation classes with two images"]
-    names = [name for name in metrics if name != "precision@1"]
-    width = max(len(name) for name in names) + 2
-    lines = [f"{'':<{width}}" + (f"{'untrained':>10}" if untrained else "") + f"{'trained':>10}"]
-    for name in names:
+    width = max(map(len, metrics)) + 2
+    lines = [f"{'percent':<{width}}" + (f"{'untrained':>10}" if untrained else "") + f"{'trained':>10}"]
+    for name, value in metrics.items():
         before = (f"{100 * untrained[name]:>10.1f}" if name in untrained else f"{'':>10}") if untrained else ""
-        lines.append(f"{name:<{width}}{before}{100 * metrics[name]:>10.1f}")
-    lines.append("")
+        low, high = figures.get("intervals", {}).get(name, (None, None))
+        interval = "" if low is None else f"   {100 * low:.1f} to {100 * high:.1f}"
+        lines.append(f"{name:<{width}}{before}{100 * value:>10.1f}{interval}")
+    hardest = ", ".join(f"{name} {100 * value:.0f}" for name, value in list(figures.get("hardest", {}).items())[:5])
+    lines += ["", f"hardest classes (map@r): {hardest}"] if hardest else [""]
     lines += [f"{key.replace('_', ' ')}: {value}" for key, value in protocol.items()]
     return [*lines, f"run: {figures['run']}"]

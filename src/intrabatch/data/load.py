@@ -30,19 +30,22 @@ def load_images(config: DataConfig) -> ImageSet:
 def with_splits(images: ImageSet, config: DataConfig) -> ImageSet:
     """The set with train, val and test: its own split where it has one, whole classes held out where it has none.
 
-    Without a val split, some classes of the training half validate; test classes are never touched for that.
+    Without a val split, some classes of the training half validate; test classes are never touched for that. Training
+    classes with one image have nothing to be compared with: they are in no split.
     """
     if images.splits is None:
         return split_classes(images, config.val_fraction, config.test_fraction, config.split_seed)
     if "train" not in images.splits:
         raise DataError(f"the data has a split ({', '.join(sorted(set(images.splits)))}) but nothing in train")
-    if "val" in images.splits or not config.val_fraction:
-        return images
-    inside = np.flatnonzero(images.splits == "train")
-    halved = split_classes(replace(images.subset(inside), roles=None), config.val_fraction, 0.0, config.split_seed)
-    assert halved.splits is not None
     splits = images.splits.copy()
-    splits[inside] = np.where(halved.splits == "test", "train", halved.splits)  # one-image classes stay in train
+    inside = np.flatnonzero(splits == "train")
+    train = replace(images.subset(inside), splits=None, roles=None)
+    alone = (train.class_sizes() == 1)[train.labels]
+    splits[inside[alone]] = ""
+    if "val" not in splits and config.val_fraction:
+        halved = split_classes(train, config.val_fraction, 0.0, config.split_seed)
+        assert halved.splits is not None
+        splits[inside[~alone]] = halved.splits[~alone]
     return replace(images, splits=splits)
 
 
@@ -64,5 +67,8 @@ def with_splits_of(images: ImageSet, table: Path) -> ImageSet:
 
 
 def singletons(images: ImageSet) -> int:
-    """How many classes have one image only, in the whole set."""
-    return int((images.class_sizes() == 1).sum())
+    """How many classes with one image a split set keeps out of training: in no split, or in the gallery only."""
+    assert images.splits is not None
+    alone = (images.class_sizes() == 1)[images.labels]
+    gallery = np.zeros(len(images), np.bool_) if images.roles is None else images.roles == "gallery"
+    return int((alone & ((images.splits == "") | gallery)).sum())
