@@ -69,7 +69,7 @@ def test_help_needs_no_torch_and_is_quick():
     assert min(took) < 2.0  # 0.12 s on a quiet machine; this only catches a heavy import
 
 
-@pytest.mark.parametrize("command", ["demo", "check", "train", "evaluate", "embed", "search", "config", "data"])
+@pytest.mark.parametrize("command", ["demo", "check", "train", "evaluate", "embed", "search", "config", "data", "distil", "reproduce"])
 def test_help_of_every_command_fits_a_screen_and_has_an_example(command, capsys):
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"])
@@ -157,6 +157,31 @@ def test_config_file_and_set_in_this_order(photos, tmp_path, capsys):
     arguments = ["train", photos, "--out", run, "--quiet", "--config", tmp_path / "c.yaml", *SMALL, "--json"]
     code, out, _ = said(capsys, *arguments)
     assert code == 0 and json.loads(out)["protocol"]["seed"] == 5 and json.loads(out)["protocol"]["epochs"] == 1
+
+
+def test_two_runs_as_an_ensemble_and_compared(trained, photos, tmp_path, capsys):
+    other = tmp_path / "other"
+    assert main(["train", str(photos), "--out", str(other), "--quiet", *SMALL, "--set", "train.seed=1"]) == 0
+    capsys.readouterr()
+    code, out, _ = said(capsys, "evaluate", trained, other, "--json")
+    assert code == 0 and json.loads(out)["protocol"]["ensemble_of"] == 2
+    assert json.loads(out)["protocol"]["embedding_size"] == 32
+    code, out, _ = said(capsys, "evaluate", trained, other, photos, "--compare", "--json")
+    assert code == 0 and set(json.loads(out)["comparison"]["recall@1"]) >= {"first", "second", "difference", "p_value"}
+    assert "--compare is for two runs; got 1" in mistake(capsys, "evaluate", trained, "--compare")
+
+
+def test_seeds_and_students(photos, trained, tmp_path, capsys):
+    seeds = ["train", photos, "--out", tmp_path / "seeds", "--seeds", "2", "--quiet", "--json", *SMALL]
+    code, out, _ = said(capsys, *seeds)
+    assert code == 0 and len(json.loads(out)["rows"]) == 2 and len(json.loads(out)["intervals"]["recall@1"]) == 2
+    student = ["distil", trained, "--how", "features", "--out", tmp_path / "student", "--quiet", "--json"]
+    code, out, _ = said(capsys, *student)
+    assert code == 0 and json.loads(out)["protocol"]["how"] == "features"
+    assert "unknown way to teach 'feature'; did you mean 'features'?" in mistake(
+        capsys, "distil", trained, "--how", "feature", "--out", tmp_path / "x"
+    )
+    assert "--seeds and --ensemble cannot be given together" in mistake(capsys, *seeds, "--ensemble", "2")
 
 
 def test_mistakes_on_the_command_line(capsys, tmp_path, trained, photos):

@@ -23,6 +23,7 @@ FLOORS = [
     ["distil"],
     ["workflow", "ensembles"],
     ["demo", "reproduce"],
+    ["commands"],
     ["cli", "__main__"],
 ]
 

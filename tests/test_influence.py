@@ -85,7 +85,7 @@ def test_attention_is_averaged_over_heads_and_the_mode_is_kept(passing: MessageP
 
 
 def test_neighbours_come_by_weight_without_the_query() -> None:
-    weights = torch.tensor([[0.5, 0.1, 0.3, 0.1], [0.2, 0.7, 0.0, 0.1]])
+    weights = torch.tensor([[0.2, 0.1, 0.3, 0.1], [0.2, 0.7, 0.0, 0.1]])
     ranked = neighbours_by_weight(weights, 0)
     assert ranked.indices_K.tolist() == [2, 1, 3]
     assert ranked.weights_K.tolist() == pytest.approx([0.3, 0.1, 0.1])

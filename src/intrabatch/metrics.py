@@ -182,7 +182,6 @@ def _all_figures(search: _Search, ks: Sequence[int]) -> dict[str, NDArray[np.flo
     worst = {name: torch.cat([worst[name] for _, worst in bounds]) for name in figures}
     is_open = torch.stack([figures[name] - worst[name] > SETTLED for name in figures]).any(0)
     open_queries = torch.nonzero(is_open).flatten().numpy()
-    print("OPEN",len(open_queries),len(is_open),tolerance)
     for part in slices(len(open_queries), LARGEST // len(search.gallery)):
         queries = open_queries[part]
         for name, values in figures_of_ranks(_exact_ranks(search, queries), search.num_positives[queries], ks).items():

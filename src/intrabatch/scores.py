@@ -95,7 +95,7 @@ class Points:
         return scores_BC
 
     def tolerance(self, gallery: Points) -> float:
-        """How far quick scores may be from exact ones: four times the worst among some of these vectors.
+        """How far quick scores may be from exact ones: twice the worst among some of these vectors.
 
         Measured and not derived, because it depends on the device, its library and its settings (TF32, bfloat16).
         """

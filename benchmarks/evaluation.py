@@ -1,0 +1,268 @@
+"""How fast, how large and how right evaluation is, beside the libraries that people use for it.
+
+    python benchmarks/evaluation.py            everything but scikit-learn's k-means at full size
+    python benchmarks/evaluation.py --full     that too: over ten minutes for it alone
+    python benchmarks/evaluation.py --parts retrieval --device cuda
+
+Each contender runs in a process of its own, one after the other and in turns, on the same arrays from the same file.
+Writes benchmarks/results/evaluation.json and evaluation.md. Vectors are clustered: class centres in 128 of the
+dimensions, noise around them there, and a little in all; random vectors would have no neighbours worth ranking.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import json
+import os
+import platform
+import pstats
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+RESULTS = Path(__file__).parent / "results"
+SETS = {  # images, classes, noise
+    "SOP size": (60_502, 11_316, 1.35),
+    "a fifth of SOP": (12_000, 2_244, 1.35),
+    "CUB size": (5_924, 100, 2.0),
+}
+RECALL_AT = (1, 10, 100, 1000)
+Figures = dict[str, float]
+
+
+def clustered(num: int, num_classes: int, noise: float, seed: int = 0, dim: int = 512) -> tuple[Any, Any]:
+    """Unit vectors and labels; class sizes vary as in the real sets, two images at least."""
+    rng = np.random.default_rng(seed)
+    sizes = 2 + rng.multinomial(num - 2 * num_classes, np.full(num_classes, 1 / num_classes))
+    labels = rng.permutation(np.repeat(np.arange(num_classes), sizes))
+    basis = (rng.normal(size=(128, dim)) / np.sqrt(128 * dim)).astype(np.float32)
+    centres = rng.normal(size=(num_classes, 128)).astype(np.float32)
+    inner = centres[labels] + noise * rng.standard_normal((num, 128), dtype=np.float32)
+    vectors = inner @ basis + 0.1 / np.sqrt(dim) * rng.standard_normal((num, dim), dtype=np.float32)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True), labels
+
+
+def our_retrieval(vectors: Any, labels: Any, device: str) -> Figures:
+    from intrabatch.metrics import retrieval_figures
+
+    ks = [k for k in RECALL_AT if k < len(labels)]
+    return retrieval_figures(vectors, labels, ks=ks, device=device).summary()
+
+
+def their_retrieval(vectors: Any, labels: Any, device: str) -> Figures:
+    """The calculator extended by recall at K, as its documentation shows, with lists long enough for K = 1000."""
+    import torch
+    from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+
+    def recall_at(k: int) -> Callable[..., float]:
+        def calculate(_: Any, knn_labels: Any, query_labels: Any, **__: Any) -> float:
+            return float((knn_labels[:, :k] == query_labels[:, None]).any(1).double().mean())
+
+        return calculate
+
+    methods = {f"calculate_recall_at_{k}": recall_at(k) for k in RECALL_AT}
+    include = ("precision_at_1", "r_precision", "mean_average_precision_at_r", *(f"recall_at_{k}" for k in RECALL_AT))
+    calculator = type("Calculator", (AccuracyCalculator,), methods)(include, k=1000, device=torch.device("cpu"))
+    found = calculator.get_accuracy(vectors, labels)
+    return {
+        "precision@1": found["precision_at_1"],
+        "r-precision": found["r_precision"],
+        "map@r": found["mean_average_precision_at_r"],
+    } | {f"recall@{k}": found[f"recall_at_{k}"] for k in RECALL_AT}
+
+
+def our_figures(vectors: Any, labels: Any, device: str) -> Figures:
+    return our_retrieval(vectors, labels, device) | our_clusters(vectors, labels, device, 0)
+
+
+def our_clusters(vectors: Any, labels: Any, device: str, seed: int) -> Figures:
+    from intrabatch.clustering import nmi_figures
+
+    return nmi_figures(vectors, labels, seeds=(seed,), device=device).summary()
+
+
+def their_clusters(vectors: Any, labels: Any, device: str, seed: int) -> Figures:
+    from sklearn.cluster import KMeans
+    from sklearn.metrics import normalized_mutual_info_score
+
+    clusters = KMeans(len(np.unique(labels)), n_init=1, random_state=seed).fit(vectors)
+    return {"nmi": normalized_mutual_info_score(labels, clusters.labels_)}
+
+
+CONTENDERS: dict[str, Callable[..., Figures]] = {
+    "intrabatch retrieval": our_retrieval,
+    "pytorch-metric-learning retrieval": their_retrieval,
+    "intrabatch all figures": our_figures,
+    **{f"intrabatch k-means, seed {seed}": lambda *a, seed=seed: our_clusters(*a, seed) for seed in range(3)},
+    **{f"scikit-learn k-means, seed {seed}": lambda *a, seed=seed: their_clusters(*a, seed) for seed in range(3)},
+}
+PHASES = {  # functions of the library, and what they stand for
+    "products": "products of blocks",
+    "_sort_rows": "sorting",
+    "counts_above": "counting, sorting included",
+    "_scores_of_positives": "exact scores of positives",
+    "_exact_ranks": "exact ranks where rounding could decide",
+    "_greedy_seeds": "greedy seeds, products included",
+    "_assigned": "assigning, products included",
+    "agreement": "agreement with the labels",
+}
+
+
+def run_here(contender: str, file: str, device: str) -> None:
+    """In a child: a warm-up on 1,500 rows or so, one timed run, then seconds, memory and figures as JSON."""
+    with np.load(file) as arrays:
+        vectors, labels = arrays["vectors"], arrays["labels"]
+    few = labels <= np.searchsorted(np.bincount(labels).cumsum(), 1500)
+    CONTENDERS[contender](vectors[few], labels[few], device)
+    profile = cProfile.Profile()
+    start = time.perf_counter()
+    if "intrabatch" in contender:
+        profile.enable()
+    figures = CONTENDERS[contender](vectors, labels, device)
+    profile.disable()
+    seconds = time.perf_counter() - start
+    phases = {}
+    if "intrabatch" in contender:
+        for (_, _, name), (_, _, _, cumulative, _) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
+            if name in PHASES:
+                phases[PHASES[name]] = phases.get(PHASES[name], 0.0) + cumulative
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(json.dumps({"seconds": seconds, "peak MiB": memory, "phases": phases, "figures": figures}))
+
+
+def measured(contender: str, file: Path, device: str) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--child", contender, "--file", str(file), "--device", device]
+    finished = subprocess.run(command, capture_output=True, text=True, check=True)
+    result: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
+    print(f"  {contender}: {result['seconds']:.1f} s, {result['peak MiB']:.0f} MiB", flush=True)
+    return result
+
+
+def side_by_side(file: Path, contenders: list[str], device: str, repeats: int) -> dict[str, dict[str, Any]]:
+    """All contenders in turns; of each the quickest run, with the seconds of all."""
+    runs = {name: [] for name in contenders}
+    for _ in range(repeats):
+        for name in contenders:
+            runs[name].append(measured(name, file, device))
+    return {
+        name: min(found, key=lambda run: run["seconds"]) | {"all seconds": [run["seconds"] for run in found]}
+        for name, found in runs.items()
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on, and the matrix-product rates to hold them against."""
+    import faiss
+    import pytorch_metric_learning
+    import sklearn
+    import torch
+
+    from intrabatch.scores import products, ready_for_products
+
+    a = torch.randn(2048, 512)
+    ready = ready_for_products(a)
+
+    def rate(product: Callable[[], Any]) -> float:
+        times = []
+        for _ in range(12):
+            start = time.perf_counter()
+            product()
+            times.append(time.perf_counter() - start)
+        return 2 * 2048 * 2048 * 512 / min(times) / 1e9
+
+    info = Path("/proc/cpuinfo")
+    names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+    return {
+        "processor": names[0] if names else platform.processor(),
+        "cores": os.cpu_count(),
+        "torch threads": torch.get_num_threads(),
+        "load before": os.getloadavg()[0],
+        "GFLOP/s of a product of 2048 x 512 here (oneDNN)": rate(lambda: products(ready, ready)),
+        "GFLOP/s of torch.mm (MKL)": rate(lambda: a @ a.T),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "scikit-learn": sklearn.__version__,
+            "faiss": faiss.__version__,
+            "pytorch-metric-learning": pytorch_metric_learning.__version__,
+        },
+    }
+
+
+def plan(parts: list[str], full: bool, repeats: int) -> list[tuple[str, str, list[str], int]]:
+    """(title, set, contenders, repeats) of everything to be measured."""
+    retrieval = ["intrabatch retrieval", "pytorch-metric-learning retrieval"]
+    ours = [name for name in CONTENDERS if name.startswith("intrabatch k-means")]
+    theirs = [name for name in CONTENDERS if name.startswith("scikit-learn k-means")]
+    everything = [
+        ("retrieval", "Recall@1..1000, R-precision, MAP@R (ours: and MAP)", "SOP size", retrieval, repeats),
+        ("cub", "All figures with NMI, AMI and ARI", "CUB size", ["intrabatch all figures"], repeats),
+        ("kmeans", "NMI of greedy k-means++", "a fifth of SOP", ours + theirs, 1),
+        ("kmeans-full", "NMI of greedy k-means++", "SOP size", ours + (theirs[:1] if full else []), 1),
+    ]
+    return [entry[1:] for entry in everything if entry[0] in parts]
+
+
+def markdown(report: dict[str, Any]) -> str:
+    here = report["machine"]
+    lines = ["# Evaluation: speed, memory and agreement", "", f"`{report['command']}`", ""]
+    for key, value in here.items():
+        lines.append(f"- {key}: {value:.4g}" if isinstance(value, float) else f"- {key}: {value}")
+    for part in report["parts"]:
+        num, num_classes, _ = SETS[part["set"]]
+        lines += ["", f"## {part['title']}: {part['set']}, {num:,} x 512, {num_classes:,} classes", ""]
+        lines += ["| | seconds (all runs) | ours is quicker by | peak MiB | figures |", "|---|---|---|---|---|"]
+        ours = min(run["seconds"] for name, run in part["runs"].items() if name.startswith("intrabatch"))
+        for name, run in part["runs"].items():
+            figures = ", ".join(f"{key} {value:.4f}" for key, value in run["figures"].items())
+            every = ", ".join(f"{seconds:.1f}" for seconds in run["all seconds"])
+            ratio = "" if name.startswith("intrabatch") else f"{run['seconds'] / ours:.1f}"
+            lines.append(f"| {name} | {run['seconds']:.1f} ({every}) | {ratio} | {run['peak MiB']:.0f} | {figures} |")
+        for name, run in part["runs"].items():
+            if run["phases"]:
+                shares = ", ".join(f"{key} {value:.1f}" for key, value in run["phases"].items())
+                lines += ["", f"Seconds in {name}: {shares}."]
+            if name == "intrabatch retrieval":
+                rate = 2 * 512 * num * num / run["seconds"] / 1e9
+                lines += ["", f"{rate:.0f} GFLOP/s counted as all pairs both ways; half of them are computed."]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", default=["retrieval", "cub", "kmeans", "kmeans-full"])
+    parser.add_argument("--full", action="store_true", help="scikit-learn's k-means at SOP size too")
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--device", default="cpu", help="of intrabatch; the others run on the CPU")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--file", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        return run_here(options.child, options.file, options.device)
+    report: dict[str, Any] = {"command": "python benchmarks/" + " ".join([Path(__file__).name, *sys.argv[1:]])}
+    report |= {"machine": machine(), "parts": []}
+    with tempfile.TemporaryDirectory() as folder:
+        for title, name, contenders, repeats in plan(options.parts, options.full, options.repeats):
+            print(f"{title}: {name}", flush=True)
+            file = Path(folder) / f"{name}.npz"
+            if not file.exists():
+                vectors, labels = clustered(*SETS[name])
+                np.savez(file, vectors=vectors, labels=labels)
+            runs = side_by_side(file, contenders, options.device, repeats)
+            report["parts"].append({"title": title, "set": name, "runs": runs})
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "evaluation.json").write_text(json.dumps(report, indent=1) + "\n")
+    (RESULTS / "evaluation.md").write_text(markdown(report))
+
+
+if __name__ == "__main__":
+    main()
