@@ -69,7 +69,10 @@ def test_help_needs_no_torch_and_is_quick():
     assert min(took) < 2.0  # 0.12 s on a quiet machine; this only catches a heavy import
 
 
-@pytest.mark.parametrize("command", ["demo", "check", "train", "evaluate", "embed", "search", "config", "data", "distil", "reproduce"])
+COMMANDS = ["demo", "check", "train", "evaluate", "embed", "search", "config", "data", "distil", "reproduce"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_every_command_fits_a_screen_and_has_an_example(command, capsys):
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"])

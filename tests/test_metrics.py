@@ -18,10 +18,12 @@ from intrabatch.metrics import agreement, retrieval_figures
 KS = (1, 2, 4, 8)
 
 
-@pytest.fixture(params=[16, 64, 2048])
+@pytest.fixture(params=[(16, 1 << 25), (64, 1 << 25), (16, 0), (2048, 1 << 25)])
 def rows_of_a_block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "ROWS", request.param)
-    monkeypatch.setattr(metrics, "LARGEST", 10 * request.param)
+    rows, held = request.param
+    monkeypatch.setattr(metrics, "ROWS", rows)
+    monkeypatch.setattr(metrics, "HELD", held)
+    monkeypatch.setattr(metrics, "LARGEST", 10 * rows)
 
 
 def slow_figures(

@@ -13,6 +13,7 @@ Shapes: B samples, D embedding size, C classes, P pairs.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -132,7 +133,7 @@ class Teaching(Training):
 
     def __init__(self, run: Run, images: ImageSet, device: torch.device, progress: Progress) -> None:
         super().__init__(run, images, device, progress)
-        self.taught = run.read_json(TEACHER_FILE)
+        self.taught = taught(run.path)
         teacher = restored_network(Run.open(Path(self.taught["teacher"]))).to(device)
         self.network = Student(self.network, teacher, self.taught["how"])
 
@@ -179,6 +180,12 @@ def resume_distil(path: Path, images: ImageSet, progress: Progress | None = None
 def is_student(path: Path) -> bool:
     """Whether the run folder is one that `distil` made; such a run goes on with `resume_distil`."""
     return (path / TEACHER_FILE).is_file()
+
+
+def taught(path: Path) -> dict[str, Any]:
+    """The teacher of the student at `path`, how it teaches, and with which weight."""
+    found: dict[str, Any] = json.loads((path / TEACHER_FILE).read_text(encoding="utf-8"))
+    return found
 
 
 def student_config(teacher: Config) -> Config:

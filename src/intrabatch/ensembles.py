@@ -25,6 +25,7 @@ from . import settings
 from .config import Config
 from .data.image_set import ImageSet
 from .data.load import load_images
+from .distil import TEACHER_FILE, distil, is_student, resume_distil, student_config, taught
 from .errors import ConfigError, EvaluationError, RunError
 from .evaluate import measure_vectors, protocol_of, retrieval_of
 from .progress import Progress
@@ -37,7 +38,7 @@ Figures = dict[str, Any]
 Change = Callable[[Config], Config]
 """What the command line changes about a run's settings before it is measured: figures, device."""
 
-FALSE_START = {"config.yaml", "classes.json", "splits.csv", "environment.json", "teacher.json"}
+FALSE_START = {"config.yaml", "classes.json", "splits.csv", "environment.json", TEACHER_FILE}
 """All that a run folder holds before its first checkpoint."""
 
 
@@ -150,6 +151,25 @@ def trained_run(config: Config, images: ImageSet, path: Path, progress: Progress
     )
 
 
+def student_run(
+    teacher: Path,
+    how: str,
+    images: ImageSet,
+    path: Path,
+    progress: Progress | None = None,
+    config: Config | None = None,
+) -> Run:
+    """The finished student of a run at `path`: taught now, gone on with, or as it lies there."""
+    config = config or student_config(Run.open(teacher).config)
+    _require_same_lesson(path, teacher, how)
+    return finished_run(
+        path,
+        config,
+        lambda: distil(teacher, how, images, path, progress, config),
+        lambda: resume_distil(path, images, progress),
+    )
+
+
 def finished_run(path: Path, config: Config, begin: Callable[[], Run], go_on: Callable[[], Run]) -> Run:
     """The run at `path` as it is if finished, else whatever `go_on` or `begin` makes of it."""
     if _clear_false_start(path):
@@ -175,6 +195,17 @@ def _require_same_settings(run: Run, config: Config) -> None:
         if value != wanted[key]:
             raise RunError(
                 f"{run.path} was trained with {key} = {value}, now {wanted[key]} is asked for; choose another --out"
+            )
+
+
+def _require_same_lesson(path: Path, teacher: Path, how: str) -> None:
+    """A student that is there already has the same teacher and learns the same."""
+    if is_student(path):
+        found = taught(path)
+        if (found["teacher"], found["how"]) != (str(teacher), how):
+            raise RunError(
+                f"{path} is a student of {found['teacher']} by {found['how']}, now {teacher} by {how} is asked for; "
+                f"choose another --out"
             )
 
 

@@ -29,6 +29,8 @@ FAR = 2**62
 """The rank of a positive that is not there."""
 SETTLED = 1e-5
 """A query is looked up exactly when rounding could move one of its figures by more than this."""
+HELD = 1 << 25
+"""Positives of all queries that may be counted at once; with more, each block of queries is finished by itself."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,6 +132,9 @@ class _Search:
     def symmetric(self) -> bool:
         return np.array_equal(self.queries, self.gallery)
 
+    def to_device(self, array: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(array).to(self.images.device)
+
 
 def _search(images: Points, labels: NDArray[np.int64], roles: NDArray[np.str_] | None) -> _Search:
     is_query, is_gallery = _roles(roles, len(labels))
@@ -164,29 +169,38 @@ class _Rows:
 
     queries: slice
     block: Block
-    is_positive_BP: Tensor
-    """The images of each query's class in the gallery, without the query itself and without padding."""
     thresholds_BT: Tensor
-    """Just above each positive's score, then just below."""
+    """Just above the score of each positive, nearest first and padded; then just below."""
     above_BT: Tensor
     """Scores counted above each threshold so far."""
 
 
 def _all_figures(search: _Search, ks: Sequence[int]) -> dict[str, NDArray[np.float64]]:
     """Figures in the order of `search`: from bounds on the ranks, and from exact ranks where the bounds disagree."""
+    mirrored = search.symmetric and search.size.sum() <= HELD
+    step = ROWS if mirrored else min(ROWS, LARGEST // max(1, search.size.max()))
+    blocks = slices(len(search.queries), step)
+    places = slices(len(search.gallery), ROWS if mirrored else 8 * ROWS)
+    columns = [search.images.block(search.to_device(search.gallery[part])) for part in places]
     tolerance = search.images.tolerance(search.images)
-    rows = [_rows(search, queries, tolerance) for queries in slices(len(search.queries), ROWS)]
-    _count(search, rows)
-    bounds = [_bounds(search, block, ks) for block in rows]
+    bounds = []
+    for group in [blocks] if mirrored else [[block] for block in blocks]:
+        rows = [_rows(search, queries, tolerance) for queries in group]
+        _count(search, rows, columns, places, mirrored)
+        bounds += [_bounds(search, block, ks) for block in rows]
     figures = {name: torch.cat([best[name] for best, _ in bounds]) for name in bounds[0][0]}
     worst = {name: torch.cat([worst[name] for _, worst in bounds]) for name in figures}
     is_open = torch.stack([figures[name] - worst[name] > SETTLED for name in figures]).any(0)
-    open_queries = torch.nonzero(is_open).flatten().numpy()
-    for part in slices(len(open_queries), LARGEST // len(search.gallery)):
-        queries = open_queries[part]
-        for name, values in figures_of_ranks(_exact_ranks(search, queries), search.num_positives[queries], ks).items():
-            figures[name][queries] = values
+    _settle(search, figures, torch.nonzero(is_open).flatten().numpy(), ks)
     return {name: values.numpy() for name, values in figures.items()}
+
+
+def _settle(search: _Search, figures: dict[str, Tensor], queries: NDArray[np.int64], ks: Sequence[int]) -> None:
+    """Put exact figures in place of the bounds of these queries."""
+    for part in slices(len(queries), LARGEST // len(search.gallery)):
+        some = queries[part]
+        for name, values in figures_of_ranks(_exact_ranks(search, some), search.num_positives[some], ks).items():
+            figures[name][some] = values
 
 
 def _positives(search: _Search, queries: slice | NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -199,16 +213,14 @@ def _positives(search: _Search, queries: slice | NDArray[np.int64]) -> tuple[NDA
 
 
 def _rows(search: _Search, queries: slice, tolerance: float) -> _Rows:
-    images, device = search.images, search.images.device
     places_BP, is_positive_BP = _positives(search, queries)
-    is_positive = torch.from_numpy(is_positive_BP).to(device)
-    rows_B = torch.from_numpy(search.queries[queries]).to(device)
+    rows_B = search.to_device(search.queries[queries])
     scores_BP = _scores_of_positives(search, rows_B, places_BP)
-    near_BP = (scores_BP + tolerance).float().masked_fill_(~is_positive, torch.inf)
-    far_BP = (scores_BP - tolerance).float().masked_fill_(~is_positive, torch.inf)
-    thresholds_BT = torch.cat([near_BP, far_BP], 1)
-    above_BT = torch.zeros(thresholds_BT.shape, dtype=torch.int64, device=device)
-    return _Rows(queries, images.block(rows_B), is_positive, thresholds_BT, above_BT)
+    scores_BP.masked_fill_(~search.to_device(is_positive_BP), -torch.inf)
+    scores_BP = scores_BP.sort(1, descending=True).values
+    thresholds_BT = torch.cat([scores_BP + tolerance, scores_BP - tolerance], 1).float()
+    above_BT = torch.zeros(thresholds_BT.shape, dtype=torch.int32, device=thresholds_BT.device)
+    return _Rows(queries, search.images.block(rows_B), thresholds_BT, above_BT)
 
 
 def _scores_of_positives(search: _Search, rows_B: Tensor, places_BP: NDArray[np.int64]) -> Tensor:
@@ -216,26 +228,21 @@ def _scores_of_positives(search: _Search, rows_B: Tensor, places_BP: NDArray[np.
     parts = []
     for few in slices(len(rows_B), 256):
         start, stop = places_BP[few].min(), places_BP[few].max() + 1
-        strip = torch.from_numpy(search.gallery[start:stop]).to(rows_B.device)
+        strip = search.to_device(search.gallery[start:stop])
         scores_BG = search.images.scores(rows_B[few], search.images, strip)
-        parts.append(scores_BG.gather(1, torch.from_numpy(places_BP[few] - start).to(rows_B.device)))
+        parts.append(scores_BG.gather(1, search.to_device(places_BP[few] - start)))
     return torch.cat(parts)
 
 
-def _count(search: _Search, rows: list[_Rows]) -> None:
-    """Add up for each threshold the scores above it, over all blocks of the gallery."""
-    own = torch.from_numpy(search.own)
-    for start in range(0, len(search.gallery), ROWS):
-        places = slice(start, min(start + ROWS, len(search.gallery)))
-        number = start // ROWS
-        columns = rows[number].block if search.symmetric else search.images.block(
-            torch.from_numpy(search.gallery[places]).to(search.images.device)
-        )
-        for block in rows[: number + 1] if search.symmetric else rows:
-            scores_BG = block.block.scores(columns)
-            inside = torch.nonzero((own[block.queries] >= start) & (own[block.queries] < places.stop)).flatten()
-            scores_BG[inside, own[block.queries][inside] - start] = -torch.inf
-            if search.symmetric and block is not rows[number]:
+def _count(search: _Search, rows: list[_Rows], columns: list[Block], places: list[slice], mirrored: bool) -> None:
+    """Add up for each threshold the scores above it; mirrored, a block serves its columns' queries too."""
+    for number, (column, place) in enumerate(zip(columns, places, strict=True)):
+        for block in rows[: number + 1] if mirrored else rows:
+            scores_BG = block.block.scores(column)
+            own_B = search.own[block.queries]
+            inside = np.flatnonzero((own_B >= place.start) & (own_B < place.stop))
+            scores_BG[search.to_device(inside), search.to_device(own_B[inside] - place.start)] = -torch.inf
+            if mirrored and block is not rows[number]:
                 rows[number].above_BT += counts_above(scores_BG.T.contiguous(), rows[number].thresholds_BT)
             block.above_BT += counts_above(scores_BG, block.thresholds_BT)
 
@@ -245,12 +252,13 @@ def counts_above(scores_BG: Tensor, thresholds_BT: Tensor) -> Tensor:
     if scores_BG.device.type != "cpu":
         return _counts_by_comparison(scores_BG, thresholds_BT)
     _sort_rows(scores_BG)
-    return scores_BG.shape[1] - torch.searchsorted(scores_BG, thresholds_BT, right=True)
+    return scores_BG.shape[1] - torch.searchsorted(scores_BG, thresholds_BT, right=True, out_int32=True)
 
 
 def _counts_by_comparison(scores_BG: Tensor, thresholds_BT: Tensor) -> Tensor:
     """The same on a GPU, where a pass over all scores costs next to nothing and sorting does not."""
-    return torch.stack([(scores_BG > thresholds_B1).sum(1) for thresholds_B1 in thresholds_BT.T[..., None]], 1)
+    columns = thresholds_BT.T[..., None]
+    return torch.stack([(scores_BG > bars_B1).sum(1, dtype=torch.int32) for bars_B1 in columns], 1)
 
 
 def _sort_rows(scores_BG: Tensor) -> None:
@@ -263,29 +271,28 @@ def _sort_rows(scores_BG: Tensor) -> None:
 
 def _bounds(search: _Search, rows: _Rows, ks: Sequence[int]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The best and the worst figures that the counts allow; no two positives have the same rank."""
-    near_BP, far_BP = rows.above_BT.cpu().chunk(2, dim=1)
-    absent_BP = ~rows.is_positive_BP.cpu()
-    steps_P = torch.arange(near_BP.shape[1])
-    least_BP = near_BP.masked_fill(absent_BP, FAR).sort(1).values - steps_P
-    greatest_BP = (far_BP - 1).masked_fill(absent_BP, FAR).sort(1).values - steps_P
-    best_BP = least_BP.cummax(1).values + steps_P
-    worst_BP = greatest_BP.flip(1).cummin(1).values.flip(1) + steps_P
-    sizes = search.num_positives[rows.queries]
-    return figures_of_ranks(best_BP, sizes, ks), figures_of_ranks(worst_BP, sizes, ks)
+    least_BP, greatest_BP = rows.above_BT.cpu().long().chunk(2, dim=1)
+    steps_P = torch.arange(least_BP.shape[1])
+    sizes_B = search.num_positives[rows.queries]
+    absent_BP = steps_P >= torch.from_numpy(sizes_B)[:, None]
+    best_BP = (least_BP - steps_P).masked_fill_(absent_BP, FAR).cummax(1).values + steps_P
+    worst_BP = (greatest_BP - 1 - steps_P).masked_fill_(absent_BP, FAR).flip(1).cummin(1).values.flip(1) + steps_P
+    return figures_of_ranks(best_BP, sizes_B, ks), figures_of_ranks(worst_BP, sizes_B, ks)
 
 
 def _exact_ranks(search: _Search, queries: NDArray[np.int64]) -> Tensor:
     """The ranks of the positives of a few queries, from exact keys; these break ties in the order of the images."""
-    images, device = search.images, search.images.device
+    images = search.images
     in_order = np.sort(search.gallery)
-    place_in_order = torch.from_numpy(np.searchsorted(in_order, search.gallery))
-    gallery = images if search.symmetric else Points(images.unit_ND[in_order], images.metric, images.scale)
-    keys_BG = images.keys(torch.from_numpy(search.queries[queries]).to(device), gallery)
+    place_in_order = np.searchsorted(in_order, search.gallery)
+    gallery = images if search.symmetric else images.only(search.to_device(in_order))
+    keys_BG = images.keys(search.to_device(search.queries[queries]), gallery)
     rows_of_own = np.flatnonzero(search.own[queries] >= 0)
-    keys_BG[rows_of_own, place_in_order[search.own[queries][rows_of_own]]] = torch.iinfo(torch.int64).min
+    own = place_in_order[search.own[queries][rows_of_own]]
+    keys_BG[search.to_device(rows_of_own), search.to_device(own)] = torch.iinfo(torch.int64).min
     places_BP, is_positive_BP = _positives(search, queries)
-    keys_BP = keys_BG.gather(1, place_in_order[places_BP].to(device))
-    ranks_BP = counts_above(keys_BG, keys_BP).cpu()
+    keys_BP = keys_BG.gather(1, search.to_device(place_in_order[places_BP]))
+    ranks_BP = counts_above(keys_BG, keys_BP).long().cpu()
     return ranks_BP.masked_fill_(~torch.from_numpy(is_positive_BP), FAR).sort(1).values
 
 
@@ -298,7 +305,7 @@ def figures_of_ranks(ranks_BP: Tensor, num_positives_B: NDArray[np.int64], ks: S
     figures["precision@1"] = (first_B < 1).double()
     figures["r-precision"] = ((ranks_BP < sizes_B1) / sizes_B1).sum(1)
     figures["map@r"] = (precisions_BP * (ranks_BP < sizes_B1) / sizes_B1).sum(1)
-    figures["map"] = (precisions_BP * (ranks_BP < FAR - len(precisions_BP[0])) / sizes_B1).sum(1)
+    figures["map"] = (precisions_BP * (ranks_BP < FAR) / sizes_B1).sum(1)
     return figures
 
 

@@ -64,6 +64,9 @@ class Points:
             return self
         return Points(self.unit_ND * (self.scale / scale), self.metric, scale)
 
+    def only(self, rows: Rows) -> Points:
+        return Points(self.unit_ND[rows], self.metric, self.scale)
+
     def block(self, rows: Rows) -> Block:
         unit_BD = self.unit_ND[rows]
         halves_B = unit_BD.square().sum(1).div(2).float() if self.metric == "euclidean" else None

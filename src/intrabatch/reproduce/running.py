@@ -23,8 +23,7 @@ import torch
 from .. import settings
 from ..config import Config, DataConfig
 from ..data.image_set import ImageSet
-from ..distil import distil, resume_distil
-from ..ensembles import ensemble_figures, finished_run, trained_run
+from ..ensembles import ensemble_figures, student_run, trained_run
 from ..errors import ConfigError, IntrabatchError
 from ..progress import Progress, Quiet
 from ..run import Run
@@ -52,7 +51,7 @@ def reproduce(study: Study, progress: Progress | None = None, jobs: int = 1) -> 
         outcomes.append(_outcome(study, one, progress))
         table = _table(study, outcomes)
         _write(study.report_file().with_suffix(".json"), json.dumps(table, indent=2))
-        _write(study.report_file(), markdown(table))
+        _write(study.report_file(), "\n".join(table_lines(table)))
     return table
 
 
@@ -76,10 +75,16 @@ def _outcome(study: Study, planned: Planned, progress: Progress) -> Figures:
         return said | {"not_run": str(error)}
     runs = [[str(study.path(trial)) for trial in trials] for trials in planned.repetitions]
     metrics = [one["metrics"] for one in found]
-    environment = Run.open(study.path(planned.repetitions[0][0])).read_json("environment.json")
-    outcome = said | {"runs": runs, "metrics": metrics, "protocol": found[0]["protocol"], "environment": environment}
+    outcome = said | {"runs": runs, "metrics": metrics, "protocol": found[0]["protocol"]}
+    outcome |= {"environment": _environment(study.path(planned.repetitions[0][0]))}
     _write(study.row_file(row), json.dumps(outcome, indent=2))
     return outcome
+
+
+def _environment(path: Path) -> Figures:
+    """What a run was made with."""
+    made: Figures = Run.open(path).read_json("environment.json")
+    return made
 
 
 def _done(study: Study, planned: Planned) -> Figures | None:
@@ -110,14 +115,8 @@ def _finished(study: Study, trial: Trial, progress: Progress) -> Run:
     config, path = study.config(trial), study.path(trial)
     if not trial.student:
         return trained_run(config, _images(config.data), path, progress)
-    teacher, how = _finished(study, trial.teacher, progress).path, trial.student
-    images = _images(config.data)
-    return finished_run(
-        path,
-        config,
-        lambda: distil(teacher, how, images, path, progress, config),
-        lambda: resume_distil(path, images, progress),
-    )
+    teacher = _finished(study, trial.teacher, progress).path
+    return student_run(teacher, trial.student, _images(config.data), path, progress, config)
 
 
 @lru_cache(maxsize=1)
@@ -214,8 +213,8 @@ def _percent(values: Sequence[float]) -> dict[str, float]:
     return {"mean": interval.mean, "half": interval.high - interval.mean}
 
 
-def markdown(table: Figures) -> str:
-    """The table for a person: in each cell the paper's figure and ours."""
+def table_lines(table: Figures) -> list[str]:
+    """The table for a person, in Markdown: in each cell the paper's figure and ours."""
     names, seeds = table["figures"], table["seeds"]
     gained = seeds > 1 and any("gain" in row for row in table["rows"])
     against = [f"{names[0]} against {table['baseline']}"] if gained else []
@@ -226,7 +225,7 @@ def markdown(table: Figures) -> str:
         cells = [f"{_paper(row, name)} / {_cell(row.get('ours', {}).get(name))}" for name in names]
         gain = [_cell(row.get("gain", {}).get(names[0]), sign="+")] if gained else []
         lines.append(_line([row["recipe"], row["row"], *cells, *gain, _protocol(row)]))
-    return "\n".join([*lines, "", *_footer(table)]) + "\n"
+    return [*lines, "", *_footer(table)]
 
 
 def _explained(table: Figures) -> str:

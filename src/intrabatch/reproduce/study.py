@@ -146,7 +146,6 @@ def make_study(
     name: str,
     data: Path,
     out: Path,
-    *,
     seeds: int | None = None,
     changes: Sequence[str] = (),
     report: Path | None = None,
@@ -156,7 +155,10 @@ def make_study(
         raise ConfigError(f"unknown table '{name}'{did_you_mean(name, TABLES)}")
     if seeds is not None and seeds < 1:
         raise ConfigError(f"--seeds is {seeds}; expected 1 or more")
-    return Study(name, data, out, seeds or TABLES[name].seeds, tuple(changes), report)
+    study = Study(name, data, out, seeds or TABLES[name].seeds, tuple(changes), report)
+    for row in study.table.rows:
+        study.config(study.repetitions(row)[0][0])  # a wrong setting is told now, not after the first trainings
+    return study
 
 
 def plan(study: Study) -> list[Planned]:

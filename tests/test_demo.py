@@ -1,0 +1,49 @@
+"""The demo at its smallest: both runs, three rows, the page and its pictures, and plain words."""
+
+import json
+
+import pytest
+
+from intrabatch import settings
+from intrabatch.demo import demo
+from intrabatch.errors import RunError
+from intrabatch.progress import Quiet
+from intrabatch.recipes import glyphs
+
+TINY = ["data.glyph_classes=16", "data.glyph_images=6", "data.glyph_size=24", "image.crop=24", "image.resize=24",
+        "train.epochs=1", "model.dim=16", "train.device=cpu", "batch.classes=4", "batch.images=4"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def summary(tmp_path_factory):
+    return demo(settings.override(glyphs(), TINY), tmp_path_factory.mktemp("demo"), Quiet())
+
+
+def test_three_rows_and_their_protocol(summary):
+    assert list(summary.rows) == ["untrained", "cross-entropy", "with-messages"]
+    written = json.loads((summary.out / "metrics.json").read_text())
+    assert written["rows"] == summary.rows and written["protocol"]["classes_seen_in_training"] == 0
+    assert written["metrics"] == summary.rows["with-messages"]
+
+
+def test_pictures_and_page(summary):
+    assert {path.name for path in (summary.out / "pictures").iterdir()} == {"retrieval.png", "curves.png", "map.png"}
+    page = (summary.out / "report.html").read_text()
+    for words in ("untrained", "cross-entropy only", "with message passing", "What to try next"):
+        assert words.lower() in page.lower()
+
+
+def test_plain_words_say_whether_messages_helped(summary):
+    gain = 100 * (summary.rows["with-messages"]["recall@1"] - summary.rows["cross-entropy"]["recall@1"])
+    assert f"{gain:+.1f} points of recall@1" in " ".join(summary.findings())
+    assert len(summary.hits) == 5 and all(hit.path != summary.query for hit in summary.hits)
+    assert str(summary.out / "report.html") in summary.lines()[-1]
+
+
+def test_an_earlier_demo_is_replaced_and_nothing_else(summary, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(RunError, match="exists and is not an earlier demo; choose another --out"):
+        demo(settings.override(glyphs(), TINY), tmp_path, Quiet())
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    again = demo(settings.override(glyphs(), TINY), summary.out, Quiet())
+    assert again.rows == summary.rows  # the same seed, the same figures

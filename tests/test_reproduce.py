@@ -1,0 +1,298 @@
+"""The paper's tables: what they say, that commands are exact, and that rows are kept, gone on with and written down."""
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import tiny_images
+
+from intrabatch.cli import make_parser
+from intrabatch.commands import configured
+from intrabatch.errors import ConfigError, DataError
+from intrabatch.progress import Quiet
+from intrabatch.recipes import get_recipe
+from intrabatch.reproduce import list_tables, make_study, plan, plan_lines, reproduce, running, table_lines
+from intrabatch.reproduce.tables import TABLES, Row, Table
+from intrabatch.run import Run
+from intrabatch.settings import override
+from intrabatch.trained import Trained
+
+TINY = [
+    "image.crop=16", "image.resize=16", "model.dim=16", "batch.classes=3", "batch.images=2", "train.epochs=1",
+    "train.device=cpu", "messages.heads=2", "evaluation.recall_at=[1]",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def tiny_glyphs(monkeypatch):
+    """Small squares instead of letters."""
+    monkeypatch.setattr(running, "_images", lambda data: tiny_images())
+
+
+def tiny_study(out, name="glyphs", seeds=1, **others):
+    return make_study(name, out / "data", out, seeds, TINY, **others)
+
+
+@pytest.fixture
+def two_rows(monkeypatch):
+    rows = (Row("both", "glyphs", (), {"recall@1": 70.3}), Row("cross-entropy", "glyphs", ("loss.messages=0",)))
+    monkeypatch.setitem(TABLES, "two", Table("two rows", rows, figures=("recall@1", "nmi")))
+
+
+def no_training(*_):
+    raise AssertionError("trained again")
+
+
+# What the tables say
+
+
+def test_rows_are_those_of_the_paper():
+    counts = {name: len(table.rows) for name, table in TABLES.items()}
+    assert counts == {
+        "training-losses": 8, "main": 4, "ensembles": 12, "embedding-sizes": 20, "larger-images": 4, "test-time": 24,
+        "no-test-feedback": 4, "glyphs": 9,
+    }  # fmt: skip
+    assert list(list_tables()) == list(counts)
+    found = {(name, row.name, row.recipe): row.paper for name, table in TABLES.items() for row in table.rows}
+    assert found["training-losses", "cross-entropy only", "cub"] == {"recall@1": 67.5, "nmi": 69.8}
+    assert found["main", "both", "inshop"] == {
+        "recall@1": 92.8,
+        "recall@10": 98.5,
+        "recall@20": 99.1,
+        "recall@40": 99.2,
+    }
+    assert found["embedding-sizes", "64 numbers", "sop"] == {"recall@1": 73.8, "nmi": 91.2}
+    assert found["ensembles", "ensemble of 5", "inshop"] == {"recall@1": 93.4}
+    assert found["test-time", "student of relations", "cars196"] == {"recall@1": 84.7, "nmi": 70.5}
+    assert found["no-test-feedback", "both", "cub"] == {"recall@1": 67.1}
+    assert found["larger-images", "256 pixels", "cars196_256"] == {"recall@1": 90.2, "nmi": 75.4}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_row_is_a_configuration_a_file_and_folders_of_its_own(name, tmp_path):
+    study = make_study(name, tmp_path, tmp_path)
+    planned = plan(study)
+    assert len({study.row_file(one.row) for one in planned}) == len(planned)
+    settings_of = {}
+    for one in planned:
+        assert len(one.repetitions) == study.seeds
+        for trial in [trial for trials in one.repetitions for trial in trials]:
+            config = study.config(trial)
+            assert config.train.seed == trial.seed
+            assert settings_of.setdefault(study.path(trial), config) == config
+            assert not (trial.student and config.loss.messages)
+
+
+def test_only_rows_without_test_feedback_hold_classes_out(tmp_path):
+    for name in set(TABLES) - {"glyphs"}:
+        study = make_study(name, tmp_path, tmp_path)
+        for one in plan(study):
+            config = study.config(one.repetitions[0][0])
+            unaided = name == "no-test-feedback"
+            assert (config.data.val_fraction, config.train.protocol) == (
+                (0.1, "validation") if unaided else (0, "final")
+            )
+
+
+def test_repetitions_share_no_run_and_begin_alike(tmp_path):
+    study = make_study("glyphs", tmp_path, tmp_path, seeds=3)
+    for one in plan(study):
+        seeds = [[trial.seed for trial in trials] for trials in one.repetitions]
+        assert [members[0] for members in seeds] == [0, 2, 4]
+        assert len({seed for members in seeds for seed in members}) == 3 * one.row.ensemble
+
+
+# Commands
+
+
+@pytest.fixture(scope="module")
+def parser():
+    return make_parser()
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_commands_are_what_the_study_does(name, tmp_path, parser):
+    """Typed on the command line, they train the same configurations in the same folders."""
+    study = make_study(name, tmp_path / "my data", tmp_path / "out", 1, ["train.epochs=2"])
+    for one in plan(study):
+        made = {}
+        for command in one.commands:
+            typed = parser.parse_args(shlex.split(command)[1:])
+            if "distil" in command:
+                assert str(typed.teacher) in made and typed.how == one.row.student
+                made[str(typed.out)] = None
+            elif "train " in command:
+                config = configured(typed, get_recipe(typed.recipe))
+                made[str(typed.out)] = override(config, [f"data.path={typed.data}"])
+            else:
+                assert (typed.refine or "none", len(typed.what)) == (one.row.refine, one.row.ensemble)
+                assert set(typed.what) <= set(made)
+        for trial in [trial for trials in one.repetitions for trial in trials]:
+            assert str(study.path(trial)) in made
+            assert trial.student or made[str(study.path(trial))] == study.config(trial)
+
+
+def test_a_plan_for_a_person_says_each_command_once(tmp_path):
+    lines = plan_lines(plan(make_study("glyphs", tmp_path, Path("out"), seeds=1)))
+    assert lines[:2] == [
+        "# glyphs, both",
+        "intrabatch train glyphs --recipe glyphs --set train.seed=0 --out out/runs/glyphs/both/seed0",
+    ]
+    assert "intrabatch evaluate out/runs/glyphs/both/seed0 --refine k-reciprocal" in lines
+    assert "intrabatch evaluate out/runs/glyphs/both/seed0 out/runs/glyphs/both/seed1" in lines
+    student = "out/runs/glyphs/both+student-of-features/seed0"
+    assert f"intrabatch distil out/runs/glyphs/both/seed0 --how features --out {student}" in lines
+    commands = [line for line in lines if line.startswith("intrabatch")]
+    assert len(commands) == len(set(commands)) == 10  # 5 trainings, 3 students, 2 evaluations
+
+
+# Running
+
+
+def test_the_whole_glyph_table_in_small(tmp_path):
+    table = reproduce(tiny_study(tmp_path))
+    assert [row["row"] for row in table["rows"]] == [row.name for row in TABLES["glyphs"].rows]
+    for row in table["rows"]:
+        assert "not_run" not in row and set(row["ours"]) == {"recall@1", "map@r", "nmi"}, row["row"]
+    ours = {row["row"]: row["metrics"][0] for row in table["rows"]}
+    runs = tmp_path / "runs" / "glyphs"
+    both = Trained.open(runs / "both" / "seed0", "cpu")
+    assert ours["both"] == both.run.read_json("metrics.json")["metrics"]
+    test = tiny_images().only("test")
+    config = override(both.config, ["evaluation.refine=k-reciprocal"])
+    refined = replace(both, run=replace(both.run, config=config)).evaluate(test, "test")
+    assert ours["both, messages at test time"] == refined["metrics"]
+    protocols = {row["row"]: row["protocol"] for row in table["rows"]}
+    assert protocols["both, messages at test time"]["refinement"] == "k-reciprocal"
+    assert protocols["ensemble of 2"]["seed"] == [0, 1]
+    assert protocols["student of features"]["how"] == "features"
+    assert Run.open(runs / "loss.messages=0+loss.auxiliary_head=group" / "seed0").config.loss.auxiliary_head == "group"
+    assert json.loads((tmp_path / "glyphs.json").read_text()) == table
+    assert (tmp_path / "glyphs.md").read_text().splitlines() == table_lines(table)
+
+
+class Stopped(Exception):
+    pass
+
+
+class StoppedAtTheSecondRow(Quiet):
+    def say(self, text):
+        if "cross-entropy" in text:
+            raise Stopped
+
+
+def test_stopped_and_resumed_row_by_row(tmp_path, two_rows, monkeypatch):
+    study = tiny_study(tmp_path, "two")
+    with pytest.raises(Stopped):
+        reproduce(study, StoppedAtTheSecondRow())
+    first = json.loads((tmp_path / "two.json").read_text())
+    assert [row["row"] for row in first["rows"]] == ["both"]
+    whole = reproduce(study)
+    assert whole["rows"][0] == first["rows"][0] and len(whole["rows"]) == 2
+    monkeypatch.setattr("intrabatch.ensembles.train", no_training)
+    study.row_file(TABLES["two"].rows[1]).unlink()
+    assert reproduce(study) == whole  # measured again, from the run that is there
+    monkeypatch.setattr(running, "_measured", no_training)
+    assert reproduce(study) == whole  # all rows from their files
+
+
+def test_a_row_that_fails_says_why_and_the_others_go_on(tmp_path, monkeypatch):
+    rows = (Row("broken", "glyphs", ("batch.classes=40",)), Row("both", "glyphs"))
+    monkeypatch.setitem(TABLES, "two", Table("two rows", rows))
+    table = reproduce(make_study("two", tmp_path, tmp_path, 1, [one for one in TINY if "batch.classes" not in one]))
+    assert table["rows"][0]["not_run"].startswith("batch.classes is 40, but there are only 7 training classes")
+    assert "ours" not in table["rows"][0] and not (tmp_path / "two" / "glyphs-broken.json").exists()
+    assert "not run: batch.classes is 40" in (tmp_path / "two.md").read_text()
+
+
+def test_missing_data_is_a_row_that_was_not_run(tmp_path, monkeypatch):
+    table = reproduce(make_study("main", tmp_path / "data", tmp_path))
+    said = table["rows"][0]["not_run"]
+    assert (
+        said
+        == f"put the data set CUB-200-2011 at {tmp_path}/data/cub; it is at https://www.vision.caltech.edu/datasets/cub_200_2011/"
+    )
+    assert "| cub | both | 70.3 / – | 80.3 / – |" in (tmp_path / "main.md").read_text()
+    (tmp_path / "data" / "CUB_200_2011").mkdir(parents=True)
+    study = make_study("main", tmp_path / "data", tmp_path)
+    assert plan(study)[0].problem == "" and plan(study)[1].problem.startswith("put the data set Cars196 at")
+    assert shlex.split(plan(study)[0].commands[0])[2] == f"{tmp_path}/data/CUB_200_2011"
+    monkeypatch.setattr(running, "_images", incomplete)
+    assert reproduce(study)["rows"][0]["not_run"] == "the copy is incomplete"
+
+
+def incomplete(data):
+    raise DataError("the copy is incomplete")
+
+
+def test_trainings_side_by_side(tmp_path, monkeypatch):
+    monkeypatch.setitem(TABLES, "one", Table("one row", (Row("both", "glyphs"),)))
+    monkeypatch.setattr("intrabatch.ensembles.train", no_training)  # not in this process
+    said = []
+
+    class Listen(Quiet):
+        def say(self, text):
+            said.append(text)
+
+    changes = [*TINY, "data.glyph_classes=8", "data.glyph_images=4"]
+    table = reproduce(make_study("one", tmp_path, tmp_path, 1, changes), Listen(), jobs=2)
+    assert said[0] == f"{tmp_path}/runs/glyphs/both/seed0: done; 0 to go"
+    assert (
+        table["rows"][0]["metrics"][0]
+        == Run.open(tmp_path / "runs/glyphs/both/seed0").read_json("metrics.json")["metrics"]
+    )
+
+
+# Written down
+
+
+def test_means_intervals_and_gains_paired_by_seed():
+    protocol = {"epoch_chosen": "the last", "epochs": 3, "num_classes": 9}
+    both = {"row": "both", "recipe": "cub", "paper": {"recall@1": 70.3}, "protocol": protocol}
+    both["metrics"] = [{"recall@1": 0.5}, {"recall@1": 0.6}]
+    other = both | {"row": "other", "paper": None, "metrics": [{"recall@1": 0.45}, {"recall@1": 0.57}]}
+    rows = [running._row(one, ["recall@1"], both) for one in (both, other)]
+    t = 12.706204736432095  # Student's t, 1 degree of freedom, 97.5 %
+    assert rows[0]["ours"]["recall@1"] == pytest.approx({"mean": 55, "half": t * 5})
+    assert "gain" not in rows[0]
+    assert rows[1]["gain"]["recall@1"] == pytest.approx({"mean": -4, "half": t * 1})
+    rows.append({"row": "gone", "recipe": "sop", "paper": {"recall@1": 1.0}, "not_run": "no | data"})
+    written = {"table": "x", "about": "about", "figures": ["recall@1"], "paper_on": "", "baseline": "both", "seeds": 2}
+    written |= {"changes": ["train.epochs=3"], "rows": rows}
+    lines = table_lines(written)
+    assert lines[4:9] == [
+        "| data | row | recall@1 | recall@1 against both | protocol |",
+        "| --- | --- | --- | --- | --- |",
+        "| cub | both | 70.3 / 55.0 ± 63.5 | – | the last of 3 epochs, 9 unseen classes |",
+        "| cub | other | – / 51.0 ± 76.2 | -4.0 ± 12.7 | the last of 3 epochs, 9 unseen classes |",
+        "| sop | gone | 1.0 / – | – | not run: no \\| data |",
+    ]
+    assert lines[-1] == "Made by `intrabatch reproduce x --seeds 2 --set train.epochs=3`."
+
+
+def test_a_report_goes_where_it_is_asked_for(tmp_path, two_rows, monkeypatch):
+    monkeypatch.setattr(
+        running, "_measured", lambda *_: {"metrics": {"recall@1": 0.5, "nmi": 0.25}, "protocol": PROTOCOL}
+    )
+    monkeypatch.setattr(running, "_environment", lambda path: ENVIRONMENT)
+    study = tiny_study(tmp_path, "two", report=tmp_path / "docs" / "two.md")
+    reproduce(study)
+    assert "| glyphs | both | 70.3 / 50.0 | – / 25.0 |" in (tmp_path / "docs" / "two.md").read_text()
+    assert json.loads((tmp_path / "docs" / "two.json").read_text())["table"] == "two"
+
+
+PROTOCOL = {"epoch_chosen": "the last", "epochs": 1, "num_classes": 3}
+ENVIRONMENT = {"intrabatch": "0.1", "packages": {"torch": "2.4"}, "platform": "Linux", "device": "cpu"}
+
+
+def test_mistakes_are_one_line_each(tmp_path):
+    with pytest.raises(ConfigError, match=r"unknown table 'glyph'; did you mean 'glyphs'\?"):
+        make_study("glyph", tmp_path, tmp_path)
+    with pytest.raises(ConfigError, match="--seeds is 0; expected 1 or more"):
+        make_study("glyphs", tmp_path, tmp_path, 0)
+    with pytest.raises(ConfigError, match="--jobs is 0; expected 1 or more"):
+        reproduce(make_study("glyphs", tmp_path, tmp_path), jobs=0)
+    with pytest.raises(ConfigError, match=r"unknown key 'train\.epoch'; did you mean 'epochs'\?"):
+        make_study("glyphs", tmp_path, tmp_path, changes=["train.epoch=1"])
