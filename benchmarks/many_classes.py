@@ -60,8 +60,8 @@ def measure(kind: str, num_classes: int) -> dict[str, float]:
 
 
 def skipped(kind: str, num_classes: int) -> str:
-    """Why this row cannot run here, or nothing. A class has weights and two moments; in full also a gradient."""
-    needed = num_classes * DIM * (4 if kind == "full" else 3) * 4 / 2**30
+    """Why this row cannot run here, or nothing: weights and two moments; in full a gradient and RAdam's five copies."""
+    needed = num_classes * DIM * (9 if kind == "full" else 3) * 4 / 2**30
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     return f"skipped: needs {needed:.1f} GiB, {free:.1f} free" if needed > 0.8 * free else ""
 

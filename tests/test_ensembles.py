@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from intrabatch.ensembles import (
     ensemble_vectors,
     evaluate_ensemble,
     seed_figures,
+    student_run,
     train_ensemble,
     train_seeds,
     trained_run,
@@ -165,6 +167,14 @@ def test_a_folder_of_other_settings_or_other_things_is_left_alone(seeds, tmp_pat
     with pytest.raises(RunError, match=r"is not a run folder: config.yaml is missing"):
         trained_run(ONE_EPOCH, tiny_images(), tmp_path)
     assert (tmp_path / "photo.jpg").exists()
+
+
+def test_a_student_of_another_teacher_or_lesson_is_left_alone(tmp_path):
+    (tmp_path / "teacher.json").write_text(json.dumps({"teacher": "runs/a", "how": "features"}))
+    for teacher, how in (("runs/a", "relations"), ("runs/b", "features")):
+        said = rf"is a student of runs/a by features, now {teacher} by {how} is asked for; choose another --out"
+        with pytest.raises(RunError, match=said):
+            student_run(Path(teacher), how, tiny_images(), tmp_path, config=ONE_EPOCH)
 
 
 def test_a_comparison_is_paired_by_query(seeds):

@@ -5,9 +5,9 @@ its settings say otherwise) and, beside them, from the teacher, who sees the sam
 them by message passing. The student's run folder is like any other, with one more file, `teacher.json`: the teacher
 and what it teaches.
 
-The paper names the three lessons and no more; softening, weights and angles here are those of the works it cites
-(Hinton et al. 2015; Park et al. 2019, distances to angles as 1 to 2), with weights that bring each lesson to the
-size of the cross-entropy.
+The paper names the three lessons and no more. Softening, and distances to angles as 1 to 2, are those of the works it
+cites (Hinton et al. 2015; Park et al. 2019). Weights are those with the best MAP@R on validation classes of the built-in
+images, one seed each: of 1 and 10 for features, of 1, 10 and 100 for relations; for predictions only 1 was tried.
 Shapes: B samples, D embedding size, C classes, P pairs.
 """
 

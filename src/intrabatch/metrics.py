@@ -92,7 +92,7 @@ def retrieval_figures(
 
 
 def checked_labels(labels_N: Sequence[int] | NDArray[np.integer] | Tensor, length: int) -> NDArray[np.int64]:
-    labels = np.asarray(labels_N)
+    labels = np.asarray(labels_N.cpu() if isinstance(labels_N, Tensor) else labels_N)
     if labels.shape != (length,):
         raise EvaluationError(f"labels have shape {labels.shape} for {length} vectors; each vector needs one label")
     if labels.dtype.kind not in "iu":
@@ -151,7 +151,9 @@ def _search(images: Points, labels: NDArray[np.int64], roles: NDArray[np.str_] |
 
 
 def _roles(roles: NDArray[np.str_] | None, length: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    given = np.full(length, "both") if roles is None else np.asarray(roles)
+    if roles is None:
+        return np.ones(length, dtype=bool), np.ones(length, dtype=bool)
+    given = np.asarray(roles)
     if given.shape != (length,):
         raise EvaluationError(f"roles have shape {given.shape} for {length} vectors; each vector needs one role")
     unknown = sorted(set(np.unique(given).tolist()) - set(ROLES))

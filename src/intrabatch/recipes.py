@@ -24,12 +24,12 @@ from .errors import ConfigError, did_you_mean
 
 
 def glyphs() -> Config:
-    """Built-in letter shapes, a small network from scratch: a minute or two on a laptop's CPU."""
+    """Built-in letter shapes, a small network from scratch: a minute or so on a laptop's CPU."""
     return Config(
         recipe="glyphs",
         data=DataConfig(source="glyphs"),
-        image=ImageConfig(crop=64, resize=64, min_scale=0.6, flip=0.0, erase=0.0),
-        batch=BatchConfig(classes=16, images=6),
+        image=ImageConfig(crop=32, resize=32, min_scale=0.8, flip=0.0, erase=0.0),
+        batch=BatchConfig(classes=12, images=4),
         model=ModelConfig(backbone="resnet10t", weights="none", pooling="avg", dim=128),
         messages=MessagesConfig(steps=1, heads=4),
         loss=LossConfig(temperature=0.2),

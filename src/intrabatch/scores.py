@@ -23,7 +23,7 @@ Rows = Tensor | slice
 METRICS = ("cosine", "euclidean")
 GRID = 2.0**-30
 """Exact scores that round to the same multiple of this are tied; float32 vectors say nothing finer."""
-LARGEST = 1 << 23
+LARGEST = 1 << 22
 """Float64 numbers that one step may hold."""
 
 
@@ -114,7 +114,7 @@ def points(vectors_ND: Vectors, metric: str, device: str | torch.device, name: s
     if metric not in METRICS:
         raise EvaluationError(f"unknown metric '{metric}'{did_you_mean(metric, METRICS)}")
     unit_ND = checked(vectors_ND, device, name).double()
-    norms_N = unit_ND.square().sum(1).sqrt()
+    norms_N = torch.linalg.vector_norm(unit_ND, dim=1)
     if metric == "euclidean":
         scale = float(norms_N.max()) or 1.0
         return Points(unit_ND.div_(scale), metric, scale)

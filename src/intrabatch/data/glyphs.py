@@ -226,8 +226,7 @@ def _shape(character: str, font: str, height: int) -> Image.Image:
 def _rendering(shape: Image.Image, size: int, rng: np.random.Generator) -> Pixels:
     """One image: the shape in a random pose and stroke, on cloudy paper, with noise over all."""
     ink_SS = _stroked(_posed(shape, size, rng), rng)
-    dark_3, light_3 = rng.uniform(0, 0.45, 3), rng.uniform(0.55, 1, 3)
-    paper_3, colour_3 = (light_3, dark_3) if rng.random() < 0.7 else (dark_3, light_3)
+    colour_3, paper_3 = rng.uniform(0, 0.45, 3), rng.uniform(0.55, 1, 3)
     clouds = Image.fromarray(rng.normal(0, 0.07, (6, 6)).astype(np.float32))
     image_3SS = ink_SS * (colour_3 - paper_3).astype(np.float32)[:, None, None]
     image_3SS += paper_3.astype(np.float32)[:, None, None]
