@@ -6,8 +6,9 @@ them by message passing. The student's run folder is like any other, with one mo
 and what it teaches.
 
 The paper names the three lessons and no more. Softening, and distances to angles as 1 to 2, are those of the works it
-cites (Hinton et al. 2015; Park et al. 2019). Weights are those with the best MAP@R on validation classes of the built-in
-images, one seed each: of 1 and 10 for features, of 1, 10 and 100 for relations; for predictions only 1 was tried.
+cites (Hinton et al. 2015; Park et al. 2019). Weights are those with the best MAP@R on validation classes of the
+built-in images, one seed each: of 1 and 10 for features, of 1, 10 and 100 for relations; for predictions only 1 was
+tried.
 Shapes: B samples, D embedding size, C classes, P pairs.
 """
 

@@ -187,7 +187,8 @@ def _all_figures(search: _Search, ks: Sequence[int]) -> dict[str, NDArray[np.flo
     tolerance = search.images.tolerance(search.images)
     bounds = []
     for group in [blocks] if mirrored else [[block] for block in blocks]:
-        rows = [_rows(search, queries, tolerance) for queries in group]
+        ready = columns if mirrored else [search.images.block(search.to_device(search.queries[group[0]]))]
+        rows = [_rows(search, queries, block, tolerance) for queries, block in zip(group, ready, strict=True)]
         _count(search, rows, columns, places, mirrored)
         bounds += [_bounds(search, block, ks) for block in rows]
     figures = {name: torch.cat([best[name] for best, _ in bounds]) for name in bounds[0][0]}
@@ -214,7 +215,7 @@ def _positives(search: _Search, queries: slice | NDArray[np.int64]) -> tuple[NDA
     return places_BP, inside_BP & (places_BP != own_B1)
 
 
-def _rows(search: _Search, queries: slice, tolerance: float) -> _Rows:
+def _rows(search: _Search, queries: slice, block: Block, tolerance: float) -> _Rows:
     places_BP, is_positive_BP = _positives(search, queries)
     rows_B = search.to_device(search.queries[queries])
     scores_BP = _scores_of_positives(search, rows_B, places_BP)
@@ -222,7 +223,7 @@ def _rows(search: _Search, queries: slice, tolerance: float) -> _Rows:
     scores_BP = scores_BP.sort(1, descending=True).values
     thresholds_BT = torch.cat([scores_BP + tolerance, scores_BP - tolerance], 1).float()
     above_BT = torch.zeros(thresholds_BT.shape, dtype=torch.int32, device=thresholds_BT.device)
-    return _Rows(queries, search.images.block(rows_B), thresholds_BT, above_BT)
+    return _Rows(queries, block, thresholds_BT, above_BT)
 
 
 def _scores_of_positives(search: _Search, rows_B: Tensor, places_BP: NDArray[np.int64]) -> Tensor:

@@ -134,7 +134,8 @@ def checked(vectors_ND: Vectors, device: str | torch.device, name: str = "vector
     if given.ndim != 2 or 0 in given.shape:
         raise EvaluationError(f"{name} have shape {tuple(given.shape)}; expected (N, D), at least one row and column")
     raw_ND = given.to(target, torch.float32).contiguous()
-    broken = torch.nonzero(~torch.isfinite(raw_ND).all(1)).flatten()
+    lowest_N, highest_N = raw_ND.aminmax(dim=1)
+    broken = torch.nonzero(~(torch.isfinite(lowest_N) & torch.isfinite(highest_N))).flatten()
     if len(broken):
         raise EvaluationError(
             f"{name}: {len(broken)} of {len(raw_ND)} hold NaN or infinite numbers, the first in row {int(broken[0])}; "
