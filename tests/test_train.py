@@ -104,6 +104,15 @@ def test_killed_in_an_epoch_and_resumed_equals_uninterrupted(tmp_path, images):
     assert same(weights(whole), weights(resume(tmp_path / "killed", images)))
 
 
+def test_killed_before_the_first_checkpoint_begins_again(tmp_path, images):
+    config = tiny_config("train.epochs=1")
+    whole = train(config, images, tmp_path / "whole")
+    with pytest.raises(Killed):
+        train(config, images, tmp_path / "killed", KillAfter(1))
+    assert not (tmp_path / "killed" / "checkpoint.pt").exists()
+    assert same(weights(whole), weights(resume(tmp_path / "killed", images)))
+
+
 def whole_steps(images, config):
     return len(images.only("train")) // config.batch.size
 
@@ -184,7 +193,7 @@ def test_mistakes_are_one_line_each(tmp_path, config, images):
     train(config, images, tmp_path / "run")
     with pytest.raises(RunError, match=r"run exists and is not empty; choose another --out, or go on with --resume"):
         train(config, images, tmp_path / "run")
-    with pytest.raises(RunError, match="has no checkpoint: the run is finished; nothing to resume"):
+    with pytest.raises(RunError, match="run is finished; there is nothing to resume"):
         resume(tmp_path / "run", images)
     with pytest.raises(RunError, match=r"no run folder .*nowhere; train one with: intrabatch train"):
         resume(tmp_path / "nowhere", images)

@@ -72,7 +72,7 @@ class Run:
             raise RunError(f"no run folder {path}; train one with: intrabatch train DATA --out {path}")
         for name in ("config.yaml", "classes.json", "environment.json"):
             if not (path / name).is_file():
-                raise RunError(f"{path} is not a run folder: {name} is missing")
+                raise RunError(f"{path} is not a run folder: {name} is missing; choose another, or train anew")
         try:
             written = json.loads((path / "environment.json").read_text())
             classes = tuple(json.loads((path / "classes.json").read_text()))
@@ -109,12 +109,13 @@ class Run:
     def save_checkpoint(self, state: dict[str, Any]) -> None:
         self._replace("checkpoint.pt", lambda path: torch.save(state, path))
 
-    def load_checkpoint(self) -> dict[str, Any]:
+    def load_checkpoint(self) -> dict[str, Any] | None:
+        """The last checkpoint; None when the run was stopped before its first."""
         path = self.path / "checkpoint.pt"
         if not path.is_file():
-            finished = (self.path / "metrics.json").is_file()
-            why = "the run is finished; nothing to resume" if finished else "it stopped before its first checkpoint"
-            raise RunError(f"{self.path} has no checkpoint: {why}")
+            if (self.path / "metrics.json").is_file():
+                raise RunError(f"{self.path} is finished; there is nothing to resume")
+            return None
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         return state
 

@@ -77,11 +77,12 @@ def train(config: Config, images: ImageSet, out: Path, progress: Progress | None
 
 
 def resume(path: Path, images: ImageSet, progress: Progress | None = None) -> Run:
-    """Go on with a run that was stopped or killed, from its last checkpoint."""
+    """Go on with a run that was stopped or killed, from its last checkpoint, or from the start if it has none."""
     run = Run.open(path)
     state = run.load_checkpoint()
     training = Training(run, images, pick_device(run.config.train.device), progress or Quiet())
-    training.restore(state)
+    if state:
+        training.restore(state)
     return training.go()
 
 
