@@ -1,5 +1,6 @@
 """The whole path on the built-in images: train without and with message passing, measure, show, and say what was found.
 
+    runs/demo/untrained/       the network before its first step
     runs/demo/cross-entropy/   the run without message passing
     runs/demo/with-messages/   the run with it
     runs/demo/metrics.json     the three rows and their protocol
@@ -30,6 +31,7 @@ from .trained import Hit, Trained
 
 ROWS = {"untrained": "untrained", "cross-entropy": "cross-entropy only", "with-messages": "with message passing"}
 SHOWN = ("recall@1", "recall@8", "map@r", "nmi")
+CURVES = ("epoch", "loss/auxiliary", "loss/messages", "val/recall@1", "val/map@r")
 MAP_IMAGES = 800
 
 
@@ -110,11 +112,12 @@ def demo(config: Config, out: Path, progress: Progress) -> Summary:
     images = with_splits(load_images(config.data), config.data)
     without = replace(config, loss=replace(config.loss, messages=0.0))
     runs = {
+        "untrained": train(replace(config, train=replace(config.train, epochs=0)), images, out / "untrained"),
         "cross-entropy": train(without, images, out / "cross-entropy", progress),
         "with-messages": train(config, images, out / "with-messages", progress),
     }
     figures = {name: run.read_json("metrics.json") for name, run in runs.items()}
-    rows = {"untrained": figures["with-messages"]["untrained"]} | {name: f["metrics"] for name, f in figures.items()}
+    rows = {name: found["metrics"] for name, found in figures.items()}
     test = images.only("test")
     vectors_ND = Trained.open(runs["with-messages"].path, config.train.device).vectors(test)
     query, hits = _example(test, vectors_ND)
@@ -162,19 +165,30 @@ def demo_report(summary: Summary, runs: dict[str, Run], test: ImageSet, vectors_
             "NMI": f"{protocol['nmi_recipe']}, as many clusters as characters",
         },
         grid=retrieval_grid(test, vectors_ND),
-        histories={ROWS[name]: run.history() for name, run in runs.items()},
+        histories={ROWS[name]: curves(run) for name, run in runs.items() if name != "untrained"},
         space=space_map(test, vectors_ND),
         hardest=hardest_classes(test, vectors_ND),
         next_steps=[f"`{step.split('   ')[0]}`: {step.split('   ')[1]}" for step in summary.next_steps()],
     )
 
 
-def retrieval_grid(test: ImageSet, vectors_ND: NDArray[np.float32], rows: int = 8, columns: int = 8) -> Grid:
+def curves(run: Run) -> list[dict[str, float]]:
+    """What of a run's history is worth a look."""
+    return [{key: epoch[key] for key in CURVES if key in epoch} for epoch in run.history()]
+
+
+def short_name(glyph_class: str) -> str:
+    """For under a picture: "U+04C4 CYRILLIC SMALL LETTER KA WITH HOOK" is "ӄ U+04C4"."""
+    code = glyph_class.split()[0]
+    return f"{chr(int(code.removeprefix('U+'), 16))} {code}"
+
+
+def retrieval_grid(test: ImageSet, vectors_ND: NDArray[np.float32], rows: int = 6, columns: int = 8) -> Grid:
     """Queries evenly spaced over the test classes, not chosen for their looks."""
     classes = np.linspace(0, len(test.classes) - 1, rows).astype(int)
     queries = [int(np.flatnonzero(test.labels == label)[0]) for label in classes]
     found = nearest(vectors_ND, columns).indices_Nk[queries]
-    names = [test.classes[label] for label in test.labels]
+    names = [short_name(test.classes[label]) for label in test.labels]
     return Grid(
         queries=[test.read(query) for query in queries],
         query_classes=[names[query] for query in queries],

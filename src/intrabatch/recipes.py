@@ -32,9 +32,9 @@ def glyphs() -> Config:
         batch=BatchConfig(classes=12, images=4),
         model=ModelConfig(backbone="resnet10t", weights="none", pooling="avg", dim=128),
         messages=MessagesConfig(steps=1, heads=4),
-        loss=LossConfig(temperature=0.2),
+        loss=LossConfig(temperature=0.2, group_temperature=1.0),
         optim=OptimConfig(optimizer="adamw", learning_rate=2e-3, warmup_epochs=0.5, clip=5.0),
-        train=TrainConfig(epochs=6),
+        train=TrainConfig(epochs=10),
     )
 
 

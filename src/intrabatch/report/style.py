@@ -55,7 +55,7 @@ aside h2 { color: var(--ink); }
 .thin .track { height: 8px; } .thin .figure { font-weight: 400; } .thin { gap: 5px 16px; margin-bottom: 12px; }
 @media (max-width: 560px) { .bars { grid-template-columns: minmax(0, 1fr) max-content; gap: 2px 12px; }
   .bars .track { grid-column: 1 / -1; margin-bottom: 8px; } .bars .figure { grid-column: 2; }
-  th:first-child { position: sticky; left: 0; background: var(--paper); min-width: 132px; max-width: 44vw; } }
+  th:first-child { position: sticky; left: 0; background: var(--paper); } }
 
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; margin-bottom: 8px; }
@@ -66,6 +66,8 @@ thead th { color: var(--soft); font-size: 13px; font-weight: 500; padding-top: 0
 td small, th small { display: block; color: var(--soft); font-size: 12.5px; font-weight: 400; line-height: 1.45; }
 th small { max-width: 32ch; }
 td strong { font-weight: 700; }
+@media (max-width: 560px) { table { font-size: 14px; } th, td { padding-left: 10px; }
+  th:first-child { min-width: 92px; max-width: 44vw; } thead th { font-size: 12px; } }
 .key::before { content: ""; display: inline-block; width: 9px; height: 9px; border-radius: 50%; margin-right: 8px;
   background: var(--series, var(--neutral)); }
 dl { display: grid; grid-template-columns: minmax(0, 11em) minmax(0, 1fr); gap: 6px 22px; margin: 26px 0 0;
