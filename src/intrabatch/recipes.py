@@ -34,7 +34,7 @@ def glyphs() -> Config:
         messages=MessagesConfig(steps=1, heads=4),
         loss=LossConfig(temperature=0.2, group_temperature=1.0),
         optim=OptimConfig(optimizer="adamw", learning_rate=2e-3, warmup_epochs=0.5, clip=5.0),
-        train=TrainConfig(epochs=10),
+        train=TrainConfig(epochs=8),
     )
 
 
