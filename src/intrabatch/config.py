@@ -20,6 +20,18 @@ def require(holds: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+def require_at_least(least: int, section: str, **values: float | None) -> None:
+    """Raise a ConfigError for a setting that is given and below `least`."""
+    for name, value in values.items():
+        require(value is None or value >= least, f"{section}.{name} is {value}; expected at least {least}")
+
+
+def require_share(section: str, **values: float) -> None:
+    """Raise a ConfigError for a setting outside 0 to 1."""
+    for name, value in values.items():
+        require(0 <= value <= 1, f"{section}.{name} is {value}; expected 0 to 1")
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
     path: str = ""
@@ -43,6 +55,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         require(0 <= self.val_fraction < 1, f"data.val_fraction is {self.val_fraction}; expected 0 up to under 1")
         require(0 <= self.test_fraction < 1, f"data.test_fraction is {self.test_fraction}; expected 0 up to under 1")
+        require_at_least(0, "data", split_seed=self.split_seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +79,7 @@ class ImageConfig:
     def __post_init__(self) -> None:
         require(self.crop >= 8, f"image.crop is {self.crop}; expected at least 8 pixels")
         require(self.resize >= self.crop, f"image.resize is {self.resize}; expected at least image.crop = {self.crop}")
+        require_share("image", flip=self.flip, erase=self.erase)
         ordered = 0 < self.min_scale <= self.max_scale <= 1
         scales = f"image.min_scale, max_scale are {self.min_scale}, {self.max_scale}"
         require(ordered, f"{scales}; expected 0 < min <= max <= 1")
@@ -134,6 +148,10 @@ class MessagesConfig:
     """what the head on refined features reads: the last step's features, or those of all steps concatenated
     (Cars196)"""
 
+    def __post_init__(self) -> None:
+        require_at_least(1, "messages", heads=self.heads)
+        require_share("messages", dropout=self.dropout, attention_dropout=self.attention_dropout)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
@@ -161,7 +179,9 @@ class LossConfig:
     def __post_init__(self) -> None:
         require(self.auxiliary >= 0 and self.messages >= 0, "loss.auxiliary and loss.messages must not be negative")
         require(self.auxiliary + self.messages > 0, "loss.auxiliary and loss.messages are both 0; nothing to train")
-        require(self.temperature > 0, f"loss.temperature is {self.temperature}; expected above 0")
+        for name in ("temperature", "messages_temperature", "group_temperature"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"loss.{name} is {value}; expected above 0")
         require(0 <= self.smoothing < 1, f"loss.smoothing is {self.smoothing}; expected 0 up to under 1")
 
 
@@ -193,6 +213,9 @@ class OptimConfig:
     def __post_init__(self) -> None:
         require(self.learning_rate > 0, f"optim.learning_rate is {self.learning_rate}; expected above 0")
         require(0 <= self.ema < 1, f"optim.ema is {self.ema}; expected 0 up to under 1")
+        require_at_least(0, "optim", head_factor=self.head_factor, proxy_factor=self.proxy_factor)
+        require_at_least(0, "optim", weight_decay=self.weight_decay, clip=self.clip)
+        require_at_least(0, "optim", warmup_epochs=self.warmup_epochs, frozen_epochs=self.frozen_epochs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,8 +237,7 @@ class TrainConfig:
     """a checkpoint is written after every epoch, and this often within long ones"""
 
     def __post_init__(self) -> None:
-        require(self.epochs >= 0, f"train.epochs is {self.epochs}; expected 0 or more")
-        require(self.validate_every >= 0, f"train.validate_every is {self.validate_every}; expected 0 or more")
+        require_at_least(0, "train", epochs=self.epochs, seed=self.seed, validate_every=self.validate_every)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,7 +263,7 @@ class EvalConfig:
     def __post_init__(self) -> None:
         ordered = bool(self.recall_at) and min(self.recall_at) >= 1
         require(ordered, f"evaluation.recall_at is {list(self.recall_at)}; expected whole numbers from 1")
-        require(self.nmi_seeds >= 1, f"evaluation.nmi_seeds is {self.nmi_seeds}; expected at least 1")
+        require_at_least(1, "evaluation", nmi_seeds=self.nmi_seeds, batch=self.batch)
 
 
 @dataclass(frozen=True, kw_only=True)

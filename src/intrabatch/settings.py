@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import math
 import textwrap
 import types
 from collections.abc import Iterator, Mapping
@@ -173,8 +174,8 @@ def _checked_plain(value: Any, kind: type, path: str) -> Any:
             number = float(value)
         except (TypeError, ValueError):
             number = float("nan")
-        if kind is float and number == number:
+        if kind is float and math.isfinite(number):
             return number
-        if kind is int and number == number and number.is_integer():
+        if kind is int and math.isfinite(number) and number.is_integer():
             return int(number)
     raise ConfigError(f"{path} is {value!r}; expected {expected}")
