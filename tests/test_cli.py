@@ -69,7 +69,8 @@ def test_help_needs_no_torch_and_is_quick():
     assert min(took) < 2.0  # 0.12 s on a quiet machine; this only catches a heavy import
 
 
-COMMANDS = ["demo", "check", "train", "evaluate", "embed", "search", "config", "data", "distil", "reproduce"]
+COMMANDS = ["demo", "check", "train", "evaluate", "embed", "search", "config", "data", "distil", "influence"]
+COMMANDS += ["reproduce"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -185,6 +186,22 @@ def test_seeds_and_students(photos, trained, tmp_path, capsys):
         capsys, "distil", trained, "--how", "feature", "--out", tmp_path / "x"
     )
     assert "--seeds and --ensemble cannot be given together" in mistake(capsys, *seeds, "--ensemble", "2")
+
+
+def test_which_neighbours_count(trained, photos, tmp_path, capsys):
+    out_dir = tmp_path / "pictures"
+    capsys.readouterr()
+    code, out, _ = said(capsys, "influence", trained, "--out", out_dir, "--json", "--device", "cpu")
+    figures = json.loads(out)
+    assert code == 0 and figures["protocol"]["images"] == "train" and figures["protocol"]["num_images"] == 6
+    assert {path.name for path in out_dir.iterdir()} == {
+        "influence.json", "matrices.npz", "matrices.png", "neighbours.png"
+    }  # fmt: skip
+    code, out, _ = said(capsys, "influence", trained, photos, "--out", out_dir)
+    assert code == 0 and "all neighbours equal" in out and f"images: {photos}" in out
+    assert "unknown --split 'tset'; did you mean 'test'?" in mistake(
+        capsys, "influence", trained, "--split", "tset", "--out", out_dir
+    )
 
 
 def test_mistakes_on_the_command_line(capsys, tmp_path, trained, photos):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,11 +10,10 @@ from torch import Tensor
 from intrabatch.errors import ConfigError, DataError
 from intrabatch.heads import LinearHead
 from intrabatch.influence import (
-    Ranked,
     attention_matrix,
     gradient_matrix,
+    neighbour_shares,
     neighbours_by_weight,
-    neighbours_figure,
     own_class_share,
 )
 from intrabatch.messages import MessagePassing
@@ -92,18 +90,15 @@ def test_neighbours_come_by_weight_without_the_query() -> None:
     assert neighbours_by_weight(weights, 1).indices_K.tolist() == [0, 3, 2]
 
 
+def test_shares_of_a_row_sum_to_one_without_the_sample_itself() -> None:
+    weights = torch.tensor([[9.0, 1, 3], [1, 9, 1], [0, 0, 9]])
+    expected = torch.tensor([[0, 0.25, 0.75], [0.5, 0, 0.5], [0, 0, 0]])  # one who hears nobody has no shares
+    torch.testing.assert_close(neighbour_shares(weights), expected)
+
+
 def test_share_of_the_own_class_leaves_the_sample_out() -> None:
     weights = torch.tensor([[9.0, 1, 3], [1, 9, 1], [0, 0, 9]])
     assert own_class_share(weights, torch.tensor([0, 0, 1])).tolist() == pytest.approx([0.25, 0.5, 0.0])
-
-
-def test_figure_frames_neighbours_by_class() -> None:
-    images = np.zeros((4, 3, 3, 3), dtype=np.uint8)
-    ranked = Ranked(torch.tensor([2, 1, 3]), torch.tensor([0.3, 0.2, 0.1]))
-    figure = neighbours_figure(images, np.array([0, 1, 0, 0]), 0, ranked, shown=2)
-    frames = [axis.spines["left"].get_edgecolor() for axis in figure.axes]
-    assert [axis.get_title() for axis in figure.axes] == ["query", "0.300", "0.200"]
-    assert frames == [(0.0, 0.0, 0.0, 1.0), (0.0, pytest.approx(0.5, abs=0.01), 0.0, 1.0), (1.0, 0.0, 0.0, 1.0)]
 
 
 def test_errors(passing: MessagePassing) -> None:

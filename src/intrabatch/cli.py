@@ -62,7 +62,7 @@ def make_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"intrabatch {VERSION}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
-    for add in (_demo, _check, _train, _evaluate, _embed, _search, _config, _data, _distil, _reproduce):
+    for add in (_demo, _check, _train, _evaluate, _embed, _search, _config, _data, _distil, _influence, _reproduce):
         add(commands)
     return parser
 
@@ -165,6 +165,19 @@ def _distil(commands: Any) -> None:
     parser.add_argument("--how", required=True, metavar="WAY", help="predictions, features or relations")
     parser.add_argument("--out", type=Path, required=True, help="run folder of the student; one cut short goes on")
     _add_settings(parser, with_file=False)
+    _add_output(parser)
+
+
+def _influence(commands: Any) -> None:
+    example = "intrabatch influence runs/photos --out runs/photos-influence"
+    parser = _command(commands, do.run_influence, "show which neighbours in a batch count for an image", example)
+    parser.add_argument("trained", metavar="RUN", type=Path, help="a run trained with message passing")
+    parser.add_argument("data", metavar="DATA", nargs="?", help="labelled images (default: the run's own)")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where pictures and figures go")
+    text = "which of the run's own images: train, val or test (default: train, the classes its head knows)"
+    parser.add_argument("--split", default="train", help=text)
+    parser.add_argument("--seed", type=int, default=0, help="of the batch that is drawn (default: 0)")
+    _add_device(parser)
     _add_output(parser)
 
 

@@ -245,6 +245,18 @@ def run_distil(arguments: Namespace) -> int:
     return 0
 
 
+def run_influence(arguments: Namespace) -> int:
+    from .listening import images_to_ask, listen, listening_lines, save_listening
+    from .trained import Trained
+
+    trained = Trained.open(arguments.trained, arguments.device or "auto")
+    images = images_to_ask(trained, arguments.data, arguments.split)
+    about = {"run": str(trained.run.path), "images": arguments.data or arguments.split, "seed": arguments.seed}
+    figures = save_listening(arguments.out, listen(trained, images, arguments.seed), about)
+    print(json.dumps(figures, indent=2) if arguments.json else "\n".join(listening_lines(figures, arguments.out)))
+    return 0
+
+
 def run_reproduce(arguments: Namespace) -> int:
     from .progress import make_display
     from .reproduce import make_study, plan, plan_lines, reproduce, table_lines, tables_lines

@@ -2,7 +2,7 @@
 
 Two views of one batch, both matrices with a row for each sample and a column for each neighbour: attention weights, and
 the paper's gradients ("MPN matters": an untrained network listens to nearly everybody, a trained one to its own class).
-Tensors in, tensors or a figure out; nothing here knows of runs, backbones or evaluation.
+Tensors in, tensors out; nothing here knows of runs, backbones or pictures.
 
 Shapes: B samples of a batch, D embedding size, L message-passing steps, M heads, K neighbours shown, C classes.
 """
@@ -12,11 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from matplotlib.figure import Figure
-from numpy.typing import NDArray
 from torch import Tensor
 
 from .errors import ConfigError, DataError, did_you_mean
@@ -79,25 +76,12 @@ def neighbours_by_weight(weights_BB: Tensor, query: int) -> Ranked:
     return Ranked(indices_K, weights_BB[query][indices_K])
 
 
-def own_class_share(weights_BB: Tensor, labels_B: Tensor) -> Tensor:
-    """For each sample the share of its neighbours' weight that lies on its own class; the sample itself is left out."""
+def neighbour_shares(weights_BB: Tensor) -> Tensor:
+    """Each row as shares of what its neighbours weigh together; the sample itself is left out and has none."""
     others_BB = weights_BB * (1 - torch.eye(len(weights_BB), dtype=weights_BB.dtype, device=weights_BB.device))
-    own_BB = others_BB * (labels_B[:, None] == labels_B[None, :])
-    return own_BB.sum(1) / others_BB.sum(1).clamp_min(torch.finfo(weights_BB.dtype).tiny)
+    return others_BB / others_BB.sum(1, keepdim=True).clamp_min(torch.finfo(weights_BB.dtype).tiny)
 
 
-def neighbours_figure(
-    images_BHW3: NDArray[np.uint8], labels_B: NDArray[np.int64], query: int, ranked: Ranked, shown: int = 8
-) -> Figure:
-    """The query image, then its neighbours by weight: green frames for its class, red for others."""
-    neighbours = ranked.indices_K[:shown].tolist()
-    figure = Figure(figsize=(1.4 * (1 + len(neighbours)), 1.8), layout="constrained")
-    axes = figure.subplots(1, 1 + len(neighbours), squeeze=False)[0]
-    titles = ["query", *(f"{weight:.3f}" for weight in ranked.weights_K[:shown].tolist())]
-    frames = ["black", *("green" if labels_B[n] == labels_B[query] else "red" for n in neighbours)]
-    for axis, image, title, frame in zip(axes, [query, *neighbours], titles, frames, strict=True):
-        axis.imshow(images_BHW3[image])
-        axis.set(xticks=[], yticks=[], title=title)
-        for spine in axis.spines.values():
-            spine.set(color=frame, linewidth=3)
-    return figure
+def own_class_share(weights_BB: Tensor, labels_B: Tensor) -> Tensor:
+    """For each sample the share of its neighbours' weight that lies on its own class."""
+    return (neighbour_shares(weights_BB) * (labels_B[:, None] == labels_B[None, :])).sum(1)

@@ -1,6 +1,6 @@
-"""Curves and the map as PNG, drawn with matplotlib's objects; its global state is left alone.
+"""Curves, the map and matrices as PNG, drawn with matplotlib's objects; its global state is left alone.
 
-Shapes: N points.
+Shapes: N points, B samples of a batch.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 from matplotlib.offsetbox import AnnotationBbox, OffsetImage
+from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 from numpy.typing import NDArray
 
@@ -22,12 +24,13 @@ from .curves import Curve, curves, ticks, value_range
 from .images import fitted
 from .lettering import drawable, font_file, shortened
 from .maps import WIDTH, exemplars, placed
-from .palette import INK, MOST_CLASSES_IN_LEGEND, PAPER, RULE, SERIES, SOFT, class_colour, series_index
+from .palette import INK, MOST_CLASSES_IN_LEGEND, PAPER, RIGHT, RULE, SERIES, SOFT, class_colour, series_index
 from .words import history_title, number_text
 
 DPI = 150
 PANEL_INCHES = (4.0, 2.4)
 MAP_INCHES = 9.0
+MATRIX_INCHES = (3.6, 3.9)
 LEGEND_PIXELS = 120  # room for a name in the legend, at 9 pixels a letter's height
 
 
@@ -59,6 +62,32 @@ def map_png(path: Path, space: SpaceMap) -> None:
     if len(used) <= MOST_CLASSES_IN_LEGEND:
         dots = [Line2D([], [], marker="o", linestyle="", color=class_colour(i)) for i in used]
         _legend(figure, [space.classes[i] for i in used], dots)
+    figure.savefig(path, metadata={"Software": None})
+
+
+def matrices_png(path: Path, matrices: dict[str, NDArray[np.floating]], labels_B: NDArray[np.int64]) -> None:
+    """Matrices of one batch side by side under one scale; green squares hold samples of one class, the diagonal is
+    left out."""
+    figure = _figure(MATRIX_INCHES[0] * len(matrices) + 0.6, MATRIX_INCHES[1])
+    shares = {title: np.where(np.eye(len(labels_B), dtype=bool), np.nan, matrix) for title, matrix in matrices.items()}
+    highest = max(float(np.nanquantile(matrix, 0.99)) for matrix in shares.values())
+    colours = LinearSegmentedColormap.from_list("weight", [PAPER, SERIES[1][0]]).with_extremes(bad=RULE)
+    panels = [figure.add_subplot(1, len(matrices), i + 1) for i in range(len(matrices))]
+    for axes, (title, matrix) in zip(panels, shares.items(), strict=True):
+        drawn = axes.imshow(matrix, cmap=colours, vmin=0, vmax=highest, interpolation="nearest")
+        starts = np.flatnonzero(np.diff(labels_B, prepend=-1))
+        for start, end in zip(starts, [*starts[1:], len(labels_B)], strict=True):
+            corner, side = (start - 0.5, start - 0.5), end - start
+            axes.add_patch(Rectangle(corner, side, side, fill=False, edgecolor=RIGHT, linewidth=1.2))
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set_color(RULE)
+        _write(axes.set_title("", loc="left"), title, 9)
+        _write(axes.set_xlabel(""), "neighbour", 8)
+    _write(panels[0].set_ylabel(""), "image", 8)
+    bar = figure.colorbar(drawn, ax=panels, shrink=0.8, pad=0.02, extend="max", ticks=ticks(0.0, highest, most=4))
+    bar.ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %")
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(colors=SOFT, length=0, labelsize=8)
     figure.savefig(path, metadata={"Software": None})
 
 
