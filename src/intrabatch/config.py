@@ -72,6 +72,8 @@ class ImageConfig:
     """training: chance of a left-right flip"""
     erase: float = 0.5
     """training: chance that a random rectangle is erased"""
+    colour: float = 0.0
+    """training: brightness, contrast and saturation are changed by up to this share; 0 for none"""
     store: Literal["auto", "device", "memory", "stream"] = "auto"
     """where decoded images stay: on the training device, in memory, or nowhere (decoded for every batch); auto
     takes the first that fits"""
@@ -83,6 +85,7 @@ class ImageConfig:
         ordered = 0 < self.min_scale <= self.max_scale <= 1
         scales = f"image.min_scale, max_scale are {self.min_scale}, {self.max_scale}"
         require(ordered, f"{scales}; expected 0 < min <= max <= 1")
+        require(0 <= self.colour < 1, f"image.colour is {self.colour}; expected 0 up to under 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,13 +231,16 @@ class TrainConfig:
     """auto, cpu, cuda, cuda:1 ..."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
     """of the backbone; auto is bf16 where the device computes in it natively and float32 elsewhere"""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """GPU: fuse the network's kernels by torch.compile, which takes about a minute; auto where training is long
+    enough to repay it"""
     validate_every: int = 1
     """epochs between validations; 0 validates after the last only"""
     protocol: Literal["final", "validation", "as-published"] = "final"
     """which epoch's weights are kept: the last (final), the one best on the validation classes, or, only to compare
     with the paper, the one best on the TEST classes, reloaded after epochs 30 and 50 (as-published)"""
     save_minutes: float = 10.0
-    """a checkpoint is written after every epoch, and this often within long ones"""
+    """a checkpoint is written after every epoch that takes longer than writing it, and this often within long ones"""
 
     def __post_init__(self) -> None:
         require_at_least(0, "train", epochs=self.epochs, seed=self.seed, validate_every=self.validate_every)
@@ -257,8 +263,8 @@ class EvalConfig:
     """images in such a batch, the image itself included"""
     refine_clusters: int | None = None
     """clusters of k-means, ward, spectral and birch; none for the paper's 900, or a quarter of the images if fewer"""
-    batch: int = 128
-    """images embedded at a time"""
+    batch: int | None = None
+    """images embedded at a time; none for 128 on a CPU and 512 on a GPU"""
 
     def __post_init__(self) -> None:
         ordered = bool(self.recall_at) and min(self.recall_at) >= 1

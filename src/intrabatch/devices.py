@@ -6,6 +6,7 @@ import warnings
 
 import torch
 
+from .config import BatchConfig
 from .errors import DeviceError
 
 
@@ -48,8 +49,12 @@ def pick_precision(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if name == "auto" and native else torch.float32
 
 
-def out_of_memory(device: torch.device, batch: int) -> DeviceError:
+def out_of_memory(device: torch.device, batch: BatchConfig, store: str) -> DeviceError:
+    """What to do about it: half the batch, and decoded images kept elsewhere if they may lie on the device."""
+    smaller = f"batch.images={batch.images // 2}" if batch.images > 2 else f"batch.classes={max(2, batch.classes // 2)}"
+    stored = store in ("auto", "device")
+    elsewhere = ", or keep decoded images off the device: --set image.store=memory" if stored else ""
     return DeviceError(
-        f"out of memory on {device} with batches of {batch} images; set batch.classes or batch.images lower, "
-        f"or keep decoded images off the device: --set image.store=memory"
+        f"out of memory on {device} with batches of {batch.classes} x {batch.images} images; "
+        f"try --set {smaller}{elsewhere}"
     )

@@ -17,31 +17,39 @@ from .many_classes import sparse_parameters
 from .model import Network
 
 PROXIES = ("directions_CD", "proxies_CD")
+OF_DEVICE = ("lr", "base_rate", "capturable", "fused", "foreach")
+"""Settings of a group that a checkpoint from another device must not change."""
 
 
 class Optimizers:
     """RAdam or AdamW over everything, in three groups, and SparseAdam over parameters whose gradients are sparse.
 
-    `base_rate` in each group holds its full learning rate.
+    `base_rate` in each group holds its full learning rate. On a GPU learning rates lie there as tensors, so that a
+    recorded update reads the rate of its step.
     """
 
     def __init__(self, network: Network, config: OptimConfig) -> None:
         sparse = sparse_parameters(network)
         groups = _groups(network, config, {id(parameter) for parameter in sparse})
-        kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.RAdam
-        self.parts: list[torch.optim.Optimizer] = [kind(groups, weight_decay=config.weight_decay)]
+        self.parts: list[torch.optim.Optimizer] = [_dense(groups, config)]
         if sparse:
             rate = config.learning_rate * config.head_factor
             self.parts.append(torch.optim.SparseAdam([{"params": sparse, "lr": rate, "base_rate": rate}]))
+        self.factor = 1.0
 
     def set_rates(self, factor: float) -> None:
+        self.factor = factor
         for part in self.parts:
             for group in part.param_groups:
-                group["lr"] = group["base_rate"] * factor
+                rate = group["base_rate"] * factor
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(rate)
+                else:
+                    group["lr"] = rate
 
     def rate(self) -> float:
         """The backbone's learning rate."""
-        return float(self.parts[0].param_groups[0]["lr"])
+        return float(self.parts[0].param_groups[0]["base_rate"]) * self.factor
 
     def zero_grad(self) -> None:
         for part in self.parts:
@@ -55,8 +63,25 @@ class Optimizers:
         return [part.state_dict() for part in self.parts]
 
     def load_state_dict(self, states: list[dict[str, Any]]) -> None:
+        """Take over the state of a checkpoint; how updates are computed here is this device's affair."""
         for part, state in zip(self.parts, states, strict=True):
-            part.load_state_dict(state)
+            groups = [
+                saved | {key: own[key] for key in OF_DEVICE if key in own}
+                for own, saved in zip(part.param_groups, state["param_groups"], strict=True)
+            ]
+            part.load_state_dict(state | {"param_groups": groups})
+
+
+def _dense(groups: list[dict[str, Any]], config: OptimConfig) -> torch.optim.Optimizer:
+    """The optimiser of all parameters with whole gradients; on a GPU one that can be recorded."""
+    device = groups[0]["params"][0].device
+    options: dict[str, Any] = {"weight_decay": config.weight_decay}
+    if device.type == "cuda":
+        groups = [group | {"lr": torch.tensor(group["lr"], device=device)} for group in groups]
+        options |= {"capturable": True}
+    if config.optimizer == "adamw":
+        return torch.optim.AdamW(groups, **options, fused=device.type == "cuda" or None)
+    return torch.optim.RAdam(groups, **options)
 
 
 def _groups(network: Network, config: OptimConfig, left_out: set[int]) -> list[dict[str, Any]]:
@@ -99,11 +124,11 @@ class AveragedWeights:
 
     @torch.no_grad()
     def update(self, network: nn.Module) -> None:
-        for name, tensor in network.state_dict().items():
-            if tensor.is_floating_point():
-                self.average[name].lerp_(tensor, 1 - self.decay)
-            else:
-                self.average[name].copy_(tensor)
+        state = network.state_dict()
+        moving = [name for name, tensor in state.items() if tensor.is_floating_point()]
+        torch._foreach_lerp_([self.average[name] for name in moving], [state[name] for name in moving], 1 - self.decay)
+        for name in state.keys() - set(moving):
+            self.average[name].copy_(state[name])
 
 
 def gradients(network: nn.Module) -> list[Tensor]:

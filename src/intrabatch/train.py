@@ -32,9 +32,10 @@ from .devices import out_of_memory, pick_device, pick_precision
 from .errors import DataError, NonFiniteError
 from .evaluate import Evaluator
 from .model import Network
-from .optim import AveragedWeights, Optimizers, rate_factor, total_norm
+from .optim import AveragedWeights, Optimizers, rate_factor
 from .progress import Progress, Quiet
 from .run import Run
+from .steps import Steps, compile_where_it_pays
 
 SELECT_BY = "recall@1"
 RELOADED_AFTER = (30, 50)
@@ -99,35 +100,48 @@ class Training:
         self.test = Evaluator.for_split(images, "test", self.config, device)
         torch.manual_seed(self.config.train.seed)
         self.network = Network(self.config, len(run.classes)).to(device)
+        if device.type == "cuda":  # the order of numbers in memory that its matrix units read
+            self.network.embedder.backbone.to(memory_format=torch.channels_last)
         self.optimizer = Optimizers(self.network, self.config.optim)
         self.average = AveragedWeights(self.network, self.config.optim.ema) if self.config.optim.ema else None
         self.position = Position()
         self.num_steps = num_batches(len(self.train_images), self.config.batch)
-        self.last_saved = time.monotonic()
+        self.last_saved, self.save_seconds = time.monotonic(), 0.0
 
     def go(self) -> Run:
         """Train to the end, evaluate, and finish the run."""
-        if self.config.train.protocol == "as-published":
+        config = self.config
+        if config.train.protocol == "as-published":
             self.progress.say("WARNING: as-published lets the TEST classes choose the epoch; not an honest figure")
-        self.progress.say(f"backbone {self.config.model.backbone}: {self.network.embedder.weights_from}")
-        pixels = open_pixels(self.train_images, self.config.image, self.device)
+        self.progress.say(f"backbone {config.model.backbone}: {self.network.embedder.weights_from}")
+        try:
+            with quick_convolutions():
+                self._train(open_pixels(self.train_images, config.image, self.device))
+                return self._finish()
+        except torch.cuda.OutOfMemoryError:
+            raise out_of_memory(self.device, config.batch, config.image.store) from None
+
+    def _train(self, pixels: Pixels) -> None:
+        """All epochs that are left."""
+        config, epochs = self.config, self.config.train.epochs
         self.progress.say(
             f"{len(self.train_images)} training images of {len(self.run.classes)} classes, kept in: {pixels.where}; "
             f"device: {self.device}, {str(self.precision).removeprefix('torch.')}"
         )
         if self.test and not self.position.untrained:
             self.position.untrained = self._figures(self.test)
-        epochs = self.config.train.epochs
+        if compile_where_it_pays(self.network, config.train.compile, epochs * self.num_steps - self._global_step()):
+            self.progress.say("compiling the network: the first step takes about a minute (off: train.compile=off)")
+        steps = Steps(self.network, self.optimizer, self.average, self.precision, config.optim.clip)
         self.progress.begin(epochs * self.num_steps, self._global_step())
         try:
             with stop_signals() as stopped:
                 while self.position.epoch < epochs:
-                    self._train_epoch(pixels, stopped)
-        except torch.cuda.OutOfMemoryError:
-            raise out_of_memory(self.device, self.config.batch.size) from None
+                    if self.position.epoch == config.optim.frozen_epochs:
+                        steps.record_anew()  # from here on the backbone learns too
+                    self._train_epoch(pixels, steps, stopped)
         finally:
             self.progress.end()
-        return self._finish()
 
     def restore(self, state: dict[str, Any]) -> None:
         self.network.load_state_dict(state["network"])
@@ -137,6 +151,7 @@ class Training:
         self.position = Position(**state["position"])
 
     def save(self) -> None:
+        started = time.monotonic()
         state = {
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -146,19 +161,29 @@ class Training:
             state["average"] = self.average.average
         self.run.save_checkpoint(state)
         self.last_saved = time.monotonic()
+        self.save_seconds = self.last_saved - started
 
-    def _train_epoch(self, pixels: Pixels, stopped: threading.Event) -> None:
+    def _saving_is_cheap(self) -> bool:
+        """After a quick epoch a checkpoint may cost as much as the epoch; at most a twentieth of the time goes there."""
+        return time.monotonic() - self.last_saved > 20 * self.save_seconds
+
+    def _train_epoch(self, pixels: Pixels, steps: Steps, stopped: threading.Event) -> None:
         config, position = self.config, self.position
-        plan = plan_epoch(
-            self.train_images.labels, pixels.sizes_N2, config.batch, config.image, config.train.seed, position.epoch
-        )
-        labels_N = torch.from_numpy(self.train_images.labels).to(self.device)
+        labels_N = self.train_images.labels
+        plan = plan_epoch(labels_N, pixels.sizes_N2, config.batch, config.image, config.train.seed, position.epoch)
+        labels_SB = torch.from_numpy(labels_N[plan.indices_SB]).to(self.device)
         self.network.embedder.backbone.requires_grad_(position.epoch >= config.optim.frozen_epochs)
         self.network.train()
         started, seconds_before = time.perf_counter(), position.seconds
-        for step, crops_B3SS in enumerate(pixels.train_crops(plan, position.step), position.step):
-            labels_B = labels_N[torch.from_numpy(plan.indices_SB[step]).to(self.device)]
-            parts = self._update(crops_B3SS, labels_B, plan.indices_SB[step])
+        crops = pixels.train_crops(plan, position.step)
+        coming = next(crops, None)
+        while coming is not None:
+            step = position.step
+            self._prepare_step()
+            pending = steps.gradients(coming, labels_SB[step])
+            coming = next(crops, None)  # made while a GPU still works on this step
+            parts = self._checked(dict(zip(steps.names, pending.tolist(), strict=True)), plan.indices_SB[step])
+            steps.update()
             for name, value in parts.items():
                 position.losses[name] = position.losses.get(name, 0.0) + value
             position.step = step + 1
@@ -171,28 +196,18 @@ class Training:
                 self.save()
         self._end_epoch()
 
-    def _update(self, crops_B3SS: Tensor, labels_B: Tensor, indices_B: np.ndarray) -> dict[str, float]:
-        """One step: losses, gradients, and the update, unless one of them is not finite."""
+    def _prepare_step(self) -> None:
+        """Learning rates and the seed of dropout: functions of the step, so that resuming repeats them."""
         config, step = self.config, self._global_step()
         seed = np.random.SeedSequence([config.train.seed, step]).generate_state(1, np.uint64)[0]
-        torch.manual_seed(int(seed) & (2**63 - 1))  # of dropout: a function of the step, so that resuming repeats it
+        torch.manual_seed(int(seed) & (2**63 - 1))
         self.optimizer.set_rates(rate_factor(step, self.num_steps, config.train.epochs, config.optim))
-        self.optimizer.zero_grad()
-        with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
-            parts = self.network(crops_B3SS, labels_B)
-        loss = self.network.loss.total(parts)
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = float(total_norm(self.network))
-        values = {"loss": loss.item()} | {f"loss/{name}": value.item() for name, value in parts.items()}
+
+    def _checked(self, values: dict[str, float], indices_B: np.ndarray) -> dict[str, float]:
+        """The losses of a step; unless all of them and the gradient are finite, training stops before the update."""
+        norm = values.pop("gradient_norm")
         if not (math.isfinite(norm) and all(map(math.isfinite, values.values()))):
             self._stop_before_bad_update(values, norm, indices_B)
-        if config.optim.clip and norm > config.optim.clip:
-            for parameter in self.network.parameters():
-                if parameter.grad is not None:
-                    parameter.grad.mul_(config.optim.clip / norm)
-        self.optimizer.step()
-        if self.average:
-            self.average.update(self.network)
         return values
 
     def _stop_before_bad_update(self, values: dict[str, float], norm: float, indices_B: np.ndarray) -> None:
@@ -217,7 +232,8 @@ class Training:
         position.history.append(record)
         position.epoch, position.step, position.losses, position.seconds = position.epoch + 1, 0, {}, 0.0
         self.run.write_history(position.history)
-        self.save()
+        if last or self._saving_is_cheap():
+            self.save()
         self.progress.epoch(record)
 
     def _keep_best(self, score: float, epoch: int) -> None:
@@ -275,6 +291,17 @@ class Training:
 
     def _global_step(self) -> int:
         return self.position.epoch * self.num_steps + self.position.step
+
+
+@contextmanager
+def quick_convolutions() -> Iterator[None]:
+    """Let a GPU try its convolution algorithms on each shape once and keep the quickest."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 @contextmanager

@@ -16,12 +16,12 @@ from ..errors import ConfigError, DataError
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
-BATCHES, CROPS, FACTORS = 1, 2, 3  # streams of randomness under one seed
+BATCHES, CROPS, FACTORS, COLOURS = 1, 2, 3, 4  # streams of randomness under one seed
 
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """What every step of an epoch sees: which images, which part of each, flipped or not, which part erased."""
+    """What every step of an epoch sees: which images, which part of each, flipped or not, its colours, what is erased."""
 
     indices_SB: IntArray
     boxes_SB4: IntArray
@@ -29,6 +29,8 @@ class EpochPlan:
     flips_SB: NDArray[np.bool_]
     erased_SB4: IntArray
     """top, left, height, width in pixels of the crop; height 0 for none"""
+    colours_SB3: FloatArray
+    """factors of brightness, contrast and saturation; 1 for none"""
 
     def __len__(self) -> int:
         return len(self.indices_SB)
@@ -53,6 +55,7 @@ def plan_epoch(
         random_boxes(sizes_M2, image.min_scale, image.max_scale, rng).reshape(*shape, 4),
         rng.random(shape) < image.flip,
         random_erasures(len(sizes_M2), image.crop, image.erase, rng).reshape(*shape, 4),
+        np.random.default_rng([seed, COLOURS, epoch]).uniform(1 - image.colour, 1 + image.colour, (*shape, 3)),
     )
 
 

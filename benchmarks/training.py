@@ -1,0 +1,226 @@
+"""How fast training runs on a GPU, where a step's time goes, and how far that is from what the chip can do.
+
+    python benchmarks/training.py --data data/cub200 --weights resnet50.safetensors        # on a machine with a GPU
+    python benchmarks/training.py --small --device cpu                                     # a rehearsal
+
+ResNet-50, 227 pixels, message passing, AdamW, frozen batch norm: the same training three ways (each kernel started by
+Python; a step recorded as CUDA graphs; recorded after torch.compile), then the parts of the quickest one. Speeds are
+of whole epochs of training after the first, crops included. Writes results/training.{json,md} below --out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from intrabatch import settings
+from intrabatch.config import Config
+from intrabatch.data.image_set import ImageSet
+from intrabatch.data.load import load_images, with_splits
+from intrabatch.data.pixels import open_pixels
+from intrabatch.progress import Quiet
+from intrabatch.recipes import cub, glyphs
+from intrabatch.run import Run
+from intrabatch.steps import Recorded, Steps, compile_where_it_pays
+from intrabatch.train import Training, quick_convolutions
+
+GFLOP_PER_IMAGE = 25.8
+"""ResNet-50 at 227 pixels, forward and backward."""
+WAYS = {"plain": (False, False), "recorded": (True, False), "compiled and recorded": (True, True)}
+SMALL = ["data.glyph_classes=20", "data.glyph_images=8", "train.epochs=3", "batch.classes=4"]
+
+
+def configured(arguments: argparse.Namespace) -> Config:
+    if arguments.small:
+        return settings.override(glyphs(), [*SMALL, f"train.device={arguments.device}"])
+    changes = ["optim.optimizer=adamw", "model.batch_norm=frozen", "data.val_fraction=0", "batch.redraw=false"]
+    changes += [f"data.path={arguments.data}", f"model.weights={arguments.weights}", "model.caffe_stride=true"]
+    changes += [f"train.device={arguments.device}", "train.epochs=4"]
+    return settings.override(cub(), changes)
+
+
+class Timed(Quiet):
+    """Remembers the speed of every epoch."""
+
+    def __init__(self) -> None:
+        self.speeds: list[float] = []
+
+    def epoch(self, record: Any) -> None:
+        self.speeds.append(record["images_per_second"])
+
+
+def begin(config: Config, images: ImageSet, recorded: bool, compiled: bool) -> tuple[Training, Steps]:
+    """A training that is ready for its first step."""
+    folder = Path(tempfile.mkdtemp()) / "run"
+    run = Run.create(folder, config, images, images.only("train").classes, config.train.device)
+    training = Training(run, images, torch.device(config.train.device), Timed())
+    if compiled:
+        compile_where_it_pays(training.network, "on", 0)
+    steps = Steps(training.network, training.optimizer, training.average, training.precision, config.optim.clip)
+    if not recorded:
+        steps.gradients, steps.update = steps._gradients, steps._update
+    return training, steps
+
+
+def speed(training: Training, steps: Steps, pixels: Any) -> dict[str, float]:
+    """Images a second in epochs after the first, and what came before the first ended."""
+    started = time.perf_counter()
+    training._train_epoch(pixels, steps, threading.Event())
+    first = time.perf_counter() - started
+    for _ in range(2):
+        training._train_epoch(pixels, steps, threading.Event())
+    assert isinstance(training.progress, Timed)
+    return {"images_per_second": statistics.median(training.progress.speeds[1:]), "first_epoch_seconds": first}
+
+
+def milliseconds(work: Callable[[], Any], device: torch.device, repeats: int) -> float:
+    """The median time of some work, the device's queue included."""
+    times = []
+    for _ in range(repeats + 3):
+        wait(device)
+        started = time.perf_counter()
+        work()
+        wait(device)
+        times.append(1000 * (time.perf_counter() - started))
+    return statistics.median(times[3:])
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def parts(training: Training, steps: Steps, pixels: Any, repeats: int) -> dict[str, float]:
+    """Milliseconds of each part of a step, each alone."""
+    from intrabatch.data.batches import plan_epoch
+
+    config, device, images = training.config, training.device, training.train_images
+    plan = plan_epoch(images.labels, pixels.sizes_N2, config.batch, config.image, 0, 0)
+    labels_B = torch.from_numpy(images.labels[plan.indices_SB[0]]).to(device)
+    crops = pixels.train_crops(plan, 0)
+    batch = next(crops).clone()
+
+    def a_crop() -> None:
+        nonlocal crops
+        if next(crops, None) is None:
+            crops = pixels.train_crops(plan, 0)
+
+    embeddings_BD = torch.randn(config.batch.size, config.model.dim, device=device, requires_grad=True)
+
+    def loss_alone() -> torch.Tensor:
+        loss: torch.Tensor = training.network.loss(embeddings_BD, labels_B)
+        loss.backward()
+        return loss.detach()
+
+    alone = Recorded(loss_alone) if device.type == "cuda" else loss_alone
+    for _ in range(5):
+        alone()
+    return {
+        "crops": milliseconds(a_crop, device, min(repeats, len(plan) - 4)),
+        "forward, losses, backward": milliseconds(lambda: steps.gradients(batch, labels_B), device, repeats),
+        "message passing and both heads alone": milliseconds(alone, device, repeats),
+        "update": milliseconds(steps.update, device, repeats),
+    }
+
+
+def chip(device: torch.device) -> float:
+    """TFLOP/s of a large bf16 matrix product."""
+    size = 8192 if device.type == "cuda" else 512
+    a = torch.randn(size, size, device=device, dtype=torch.bfloat16)
+    return 2 * size**3 / milliseconds(lambda: a @ a, device, 10) / 1e9
+
+
+def evaluation_seconds(training: Training) -> dict[str, float]:
+    """A full evaluation of the test classes: embedding them, and all figures."""
+    assert training.test is not None
+    times = {}
+    for name in ("first", "again"):
+        started = time.perf_counter()
+        training.test.vectors(training.network.embedder, training.precision)
+        embedded = time.perf_counter()
+        training._final_figures(1)
+        times[f"embedding the test images, {name}"] = embedded - started
+        times[f"embedding and all figures, {name}"] = time.perf_counter() - embedded
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="")
+    parser.add_argument("--weights", default="")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
+    parser.add_argument("--batches", nargs="+", default=["6x9", "10x9"])
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    arguments = parser.parse_args()
+    config = configured(arguments)
+    device = torch.device(arguments.device)
+    started = time.perf_counter()
+    images = with_splits(load_images(config.data), config.data)
+    pixels = open_pixels(images.only("train"), config.image, device)
+    report: dict[str, Any] = {
+        "machine": torch.cuda.get_device_name() if device.type == "cuda" else platform.processor(),
+        "versions": {"torch": torch.__version__, "python": platform.python_version()},
+        "decoding_training_images_seconds": time.perf_counter() - started,
+        "bf16_matrix_product_tflops": chip(device),
+        "rows": [],
+    }
+    with quick_convolutions():
+        for batch in arguments.batches if not arguments.small else ["4x4"]:
+            classes, per_class = map(int, batch.split("x"))
+            sized = replace(config, batch=replace(config.batch, classes=classes, images=per_class))
+            for way in arguments.ways:
+                report["rows"].append(measured(sized, images, pixels, way, arguments.small))
+                print(json.dumps(report["rows"][-1]), flush=True)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "training.json").write_text(json.dumps(report, indent=1) + "\n")
+    (arguments.out / "training.md").write_text(markdown(report))
+    print(markdown(report))
+
+
+def measured(config: Config, images: ImageSet, pixels: Any, way: str, small: bool) -> dict[str, Any]:
+    """One row: the speed of a way of training, and for the last way its parts and a full evaluation."""
+    training, steps = begin(config, images, *WAYS[way])
+    row: dict[str, Any] = {"batch": config.batch.size, "way": way} | speed(training, steps, pixels)
+    if way == list(WAYS)[-1]:
+        row["parts_ms"] = parts(training, steps, pixels, 5 if small else 40)
+        row["evaluation_seconds"] = evaluation_seconds(training)
+    return row
+
+
+def markdown(report: dict[str, Any]) -> str:
+    peak = report["bf16_matrix_product_tflops"]
+    floor = 1000 * peak / GFLOP_PER_IMAGE
+    lines = ["# Training on a GPU", "", "`python benchmarks/training.py --data DATA --weights FILE`", ""]
+    lines += [f"- machine: {report['machine']}; {report['versions']}"]
+    lines += [f"- a large bf16 matrix product: {peak:.0f} TFLOP/s; at that rate {floor:,.0f} images/s"]
+    lines += [f"- decoding the training images: {report['decoding_training_images_seconds']:.1f} s", ""]
+    lines += ["| batch | way | images/s | share of the floor's rate | first epoch, s |", "|---|---|---|---|---|"]
+    for row in report["rows"]:
+        rate = row["images_per_second"]
+        lines.append(
+            f"| {row['batch']} | {row['way']} | {rate:,.0f} | {rate / floor:.0%} | {row['first_epoch_seconds']:.1f} |"
+        )
+    for row in report["rows"]:
+        if "parts_ms" in row:
+            lines += ["", f"Parts of a step of {row['batch']}, {row['way']}, each alone:", ""]
+            lines += ["| part | ms |", "|---|---|"]
+            lines += [f"| {name} | {value:.2f} |" for name, value in row["parts_ms"].items()]
+            lines += [f"| {name} (s) | {value:.2f} |" for name, value in row["evaluation_seconds"].items()]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
