@@ -58,6 +58,57 @@ def test_a_late_proposal_is_still_a_draw_from_the_weights_of_that_moment() -> No
     assert torch.bincount(counted, minlength=5) / len(counted) == pytest.approx((now / 4.5).tolist(), abs=0.01)
 
 
+def test_choosing_more_often_than_proposals_last_changes_nothing() -> None:
+    """A GPU does not ask whether they last: a choice that it should not have made must leave all as it was."""
+    data = clustering._Data.of(torch.from_numpy(VECTORS))
+    seedings = [clustering._Seeding.begun(data, torch.tensor([5]), 40, trials=4) for _ in range(2)]
+    proposals, bars = clustering._proposals(seedings[0].nearest_N, 40, torch.Generator().manual_seed(0))
+    for seeding in seedings:
+        seeding.propose(proposals.clone(), bars.clone())
+    seedings[0].choose(39)
+    chosen = [bool(seedings[1].choose_one()) for _ in range(39)]
+    num_chosen = int(seedings[0].num_chosen_1)
+    assert 2 < num_chosen < 11
+    assert chosen == [True] * (num_chosen - 1) + [False] * (40 - num_chosen)
+    assert int(seedings[1].num_chosen_1) == num_chosen
+    assert torch.equal(seedings[0].chosen_K[:num_chosen], seedings[1].chosen_K[:num_chosen])
+    assert torch.equal(seedings[0].nearest_N, seedings[1].nearest_N)
+
+
+@pytest.mark.parametrize("size", [8, 40, 200])
+def test_greedy_seeds_equal_a_plain_loop(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same proposals, used one by one as the definition says."""
+    monkeypatch.setattr(clustering, "HELD", size * len(VECTORS))
+    found = clustering._greedy_seeds(
+        clustering._Data.of(torch.from_numpy(VECTORS)), 30, torch.Generator().manual_seed(4)
+    ).tolist()
+    assert found == slow_greedy_seeds(VECTORS, 30, size, torch.Generator().manual_seed(4))
+
+
+def slow_greedy_seeds(vectors: NDArray[np.float32], k: int, largest: int, generator: torch.Generator) -> list[int]:
+    pairs = slow_squared_distances(vectors, vectors)
+    trials = 2 + int(np.log(k))
+    chosen = [int(torch.randint(len(vectors), (1,), generator=generator))]
+    while len(chosen) < k:
+        before = pairs[chosen].min(0)
+        size = max(2 * trials, min(max(2 * trials, largest), 32 * len(chosen)))
+        draws, chances = torch.rand(2, size, generator=generator, dtype=torch.float64).numpy()
+        waiting = [
+            (int(np.searchsorted(before.cumsum(), draw * before.sum())), chance)
+            for draw, chance in zip(draws, chances, strict=True)
+        ]
+        while len(chosen) < k:
+            now = pairs[chosen].min(0)
+            counting = [(image, chance) for image, chance in waiting if now[image] > chance * before[image]][:trials]
+            if len(counting) < trials:
+                break
+            best = min(counting, key=lambda pair: np.minimum(now, pairs[pair[0]]).sum())[0]
+            chosen.append(best)
+            for used in counting:
+                waiting.remove(used)
+    return chosen
+
+
 def test_the_seed_decides() -> None:
     first, again, other = (cluster(VECTORS, 40, seed=seed) for seed in (0, 0, 1))
     assert np.array_equal(first.assignments, again.assignments)

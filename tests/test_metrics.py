@@ -24,6 +24,7 @@ def rows_of_a_block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(metrics, "ROWS", rows)
     monkeypatch.setattr(metrics, "HELD", held)
     monkeypatch.setattr(metrics, "LARGEST", 10 * rows)
+    monkeypatch.setattr(scores, "LARGEST", 50 * rows)
 
 
 def slow_figures(
@@ -99,6 +100,21 @@ def test_counting_by_sorting_and_by_comparing_is_the_same() -> None:
     expected = [[sum(score > bar for score in row) for bar in thresholds_BT[0].tolist()] for row in scores_BG.tolist()]
     assert metrics._counts_by_comparison(scores_BG, thresholds_BT).tolist() == expected
     assert metrics.counts_above(scores_BG, thresholds_BT).tolist() == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_exact_ranks_alone_give_the_same(kind: str, rows_of_a_block: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU does: no quick scores, every query looked up."""
+
+    def nothing_bounded(search: metrics._Search, _: object) -> tuple[dict[str, torch.Tensor], NDArray[np.int64]]:
+        return {}, np.arange(len(search.queries))
+
+    monkeypatch.setattr(metrics, "_bounded_figures", nothing_bounded)
+    labels = labels_of(90, 12)
+    vectors = vectors_of(kind, labels)
+    for metric in ("cosine", "euclidean"):
+        agree(vectors, labels, None, metric)
+        agree(vectors, labels, np.random.default_rng(2).choice(["query", "gallery", "both"], 90), metric)
 
 
 labelled = st.tuples(st.integers(0, 10_000), st.integers(16, 60), st.integers(2, 8), st.sampled_from(KINDS))

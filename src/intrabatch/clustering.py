@@ -25,6 +25,8 @@ from .scores import Vectors, checked, points, products, ready_for_products, slic
 RECIPES = {"greedy": "greedy k-means++ seeds", "random": "random images as seeds"}
 HELD = 1 << 24
 """Distances held at once."""
+RECORDED = 1000
+"""Choices still to be made that are worth recording one as a graph."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,27 +137,82 @@ def _greedy_seeds(data: _Data, k: int, generator: torch.Generator) -> Tensor:
     distances as they stand then; a proposal counts later only with probability (distance now / distance then), which
     makes it a draw from the distances as they stand now.
     """
-    num_vectors = len(data.vectors_ND)
-    trials = 2 + int(math.log(k))
-    chosen = [int(torch.randint(num_vectors, (1,), generator=generator))]
-    nearest_N = data.distances(torch.tensor(chosen, device=data.vectors_ND.device))[0].clamp_min_(0)
-    nearest_N[chosen[0]] = 0
-    while len(chosen) < k and nearest_N.any():
-        size = max(2 * trials, min(HELD // num_vectors, 32 * len(chosen)))
-        proposals_M, bars_M = _proposals(nearest_N, size, generator)
-        distances_MN = data.distances(proposals_M)
-        while len(chosen) < k:
-            alive = torch.nonzero(nearest_N[proposals_M] > bars_M).flatten()[:trials]
-            if len(alive) < trials:
-                break
-            gains_T = (nearest_N - distances_MN[alive]).clamp_min_(0).sum(1)
-            best = alive[gains_T.argmax()]
-            bars_M[alive] = torch.inf
-            chosen.append(int(proposals_M[best]))
-            nearest_N = torch.minimum(nearest_N, distances_MN[best]).clamp_min_(0)
-            nearest_N[chosen[-1]] = 0
-    rest = torch.randint(num_vectors, (k - len(chosen),), generator=generator).tolist()
-    return torch.tensor(chosen + rest, device=data.vectors_ND.device)
+    num_vectors, trials = len(data.vectors_ND), 2 + int(math.log(k))
+    first = torch.randint(num_vectors, (1,), generator=generator).to(data.vectors_ND.device)
+    seeding, num_chosen = _Seeding.begun(data, first, k, trials), 1
+    largest = max(2 * trials, HELD // num_vectors)
+    while num_chosen < k and seeding.nearest_N.any():
+        size = max(2 * trials, min(largest, 32 * num_chosen))
+        seeding.propose(*_proposals(seeding.nearest_N, size, generator))
+        if size == largest and k - num_chosen > RECORDED:
+            seeding.record()
+        seeding.choose(min(size // trials, k - num_chosen))
+        num_chosen = int(seeding.num_chosen_1)
+    rest = torch.randint(num_vectors, (k - num_chosen,), generator=generator).to(first.device)
+    return torch.cat([seeding.chosen_K[:num_chosen], rest])
+
+
+@dataclass(eq=False)
+class _Seeding:
+    """Greedy seeding under way. A choice is always the same operations, which write in place and ask the device
+    nothing: so a GPU is not waited for, and can replay them as one graph."""
+
+    data: _Data
+    trials: int
+    nearest_N: Tensor
+    """Squared distance of each vector from the nearest centre so far."""
+    chosen_K: Tensor
+    num_chosen_1: Tensor
+    batch: tuple[Tensor, Tensor, Tensor]
+    """Proposals (M), their bars (M), and their squared distances from all vectors (M, N)."""
+    graph: torch.cuda.CUDAGraph | None = None
+
+    @classmethod
+    def begun(cls, data: _Data, first: Tensor, k: int, trials: int) -> _Seeding:
+        distances_MN = data.distances(first)
+        nearest_N = distances_MN[0].clamp_min(0).index_fill_(0, first, 0)
+        return cls(data, trials, nearest_N, first.repeat(k), torch.ones_like(first), (first, nearest_N, distances_MN))
+
+    def propose(self, proposals_M: Tensor, bars_M: Tensor) -> None:
+        batch = proposals_M, bars_M, self.data.distances(proposals_M)
+        if self.graph is None:
+            self.batch = batch
+        else:
+            for recorded, new in zip(self.batch, batch, strict=True):
+                recorded.copy_(new)
+
+    def record(self) -> None:
+        """On a CUDA device, from now on replay a choice instead of launching its two dozen operations one by one."""
+        if self.graph is None and self.nearest_N.device.type == "cuda":
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.choose_one()
+
+    def choose(self, times: int) -> None:
+        """So many choices; those for which too few proposals still count change nothing."""
+        for _ in range(times):
+            if self.graph is not None:
+                self.graph.replay()
+                continue
+            chosen_1 = self.choose_one()
+            if chosen_1.device.type == "cpu" and not chosen_1:
+                return
+
+    def choose_one(self) -> Tensor:
+        """Choose the best of the first proposals that still count, if there are enough, and say whether."""
+        proposals_M, bars_M, distances_MN = self.batch
+        counts_M = self.nearest_N.index_select(0, proposals_M) > bars_M
+        turns_T, picks_T = (counts_M * torch.arange(len(bars_M), 0, -1, device=bars_M.device)).topk(self.trials)
+        enough_1 = turns_T[-1:] > 0
+        gains_T = (self.nearest_N - distances_MN.index_select(0, picks_T)).clamp_min_(0).sum(1)
+        best_1 = picks_T.gather(0, gains_T.argmax(0, keepdim=True))
+        centre_1 = proposals_M.gather(0, best_1)
+        nearer_N = distances_MN.index_select(0, best_1)[0].clamp_min_(0).index_fill_(0, centre_1, 0)
+        torch.minimum(self.nearest_N, nearer_N.masked_fill_(~enough_1, torch.inf), out=self.nearest_N)
+        bars_M.index_fill_(0, picks_T, torch.inf)
+        self.chosen_K.index_copy_(0, self.num_chosen_1, centre_1)
+        self.num_chosen_1 += enough_1
+        return enough_1
 
 
 def _proposals(weights_N: Tensor, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -200,6 +257,7 @@ def _means(data: _Data, centres_KD: Tensor, assignments_N: Tensor, distances_N: 
         assignments_N = assignments_N.clone()
         assignments_N[distances_N.topk(len(empty)).indices] = empty
         counts_K = torch.bincount(assignments_N, minlength=len(centres_KD))
-    sums_KD = torch.zeros_like(centres_KD).index_add_(0, assignments_N, data.vectors_ND)
-    means_KD = sums_KD / counts_K.clamp_min(1)[:, None]
+    exactly = torch.float32 if centres_KD.device.type == "cpu" else torch.float64  # GPUs add in any order
+    sums_KD = torch.zeros_like(centres_KD, dtype=exactly).index_add_(0, assignments_N, data.vectors_ND.to(exactly))
+    means_KD = (sums_KD / counts_K.clamp_min(1)[:, None]).float()
     return torch.where(counts_K[:, None] > 0, means_KD, centres_KD)

@@ -3,7 +3,8 @@
 Every retrieval figure follows from one thing: the ranks of a query's positives, the gallery images of its class, among
 the gallery with the query itself left out. A rank is the number of images ahead, counted from 0; of equally near images
 the lower index is ahead. Ranks come from counting block by block how many scores lie above each positive's, so that
-no list is kept and one block serves the queries of its rows and of its columns.
+no list is kept. On a CPU quick scores bound the ranks first, one block serving the queries of its rows and of its
+columns, and exact keys decide the few that stay open; a GPU counts exact keys at once.
 This module does not know models, files or how the vectors came about.
 Shapes: N images, Q queries, G gallery, B rows of a block, P positives, T thresholds, K clusters, C classes.
 """
@@ -20,15 +21,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .errors import EvaluationError, did_you_mean
-from .scores import LARGEST, Block, Points, Vectors, points, slices
+from .scores import LARGEST, Block, Points, Vectors, keys, points, room, slices
 
 ROWS = 2048
 """Queries, and gallery images, of a block."""
 ROLES = ("query", "gallery", "both")
 FAR = 2**62
 """The rank of a positive that is not there."""
-SETTLED = 1e-5
+LOWEST_KEY = torch.iinfo(torch.int64).min
+SETTLED = 1e-6
 """A query is looked up exactly when rounding could move one of its figures by more than this."""
+COMPARED = 256
+"""Thresholds up to which a GPU compares all scores with each of them; more are quicker looked up in sorted scores."""
 HELD = 1 << 25
 """Positives of all queries that may be counted at once; with more, each block of queries is finished by itself."""
 
@@ -178,7 +182,19 @@ class _Rows:
 
 
 def _all_figures(search: _Search, ks: Sequence[int]) -> dict[str, NDArray[np.float64]]:
-    """Figures in the order of `search`: from bounds on the ranks, and from exact ranks where the bounds disagree."""
+    """Figures of each query, in the order of `search`."""
+    if search.images.device.type == "cpu":
+        figures, still_open = _bounded_figures(search, ks)
+    else:
+        figures, still_open = {}, np.arange(len(search.queries))
+    if len(still_open):
+        for name, values in _exact_figures(search, still_open, ks).items():
+            figures.setdefault(name, torch.empty_like(values))[still_open] = values
+    return {name: values.numpy() for name, values in figures.items()}
+
+
+def _bounded_figures(search: _Search, ks: Sequence[int]) -> tuple[dict[str, Tensor], NDArray[np.int64]]:
+    """Figures in the middle of what quick scores allow, and the queries for which that is too wide."""
     mirrored = search.symmetric and search.size.sum() <= HELD
     step = ROWS if mirrored else min(ROWS, LARGEST // max(1, search.size.max()))
     blocks = slices(len(search.queries), step)
@@ -191,19 +207,18 @@ def _all_figures(search: _Search, ks: Sequence[int]) -> dict[str, NDArray[np.flo
         rows = [_rows(search, queries, block, tolerance) for queries, block in zip(group, ready, strict=True)]
         _count(search, rows, columns, places, mirrored)
         bounds += [_bounds(search, block, ks) for block in rows]
-    figures = {name: torch.cat([best[name] for best, _ in bounds]) for name in bounds[0][0]}
-    worst = {name: torch.cat([worst[name] for _, worst in bounds]) for name in figures}
-    is_open = torch.stack([figures[name] - worst[name] > SETTLED for name in figures]).any(0)
-    _settle(search, figures, torch.nonzero(is_open).flatten().numpy(), ks)
-    return {name: values.numpy() for name, values in figures.items()}
+    best = {name: torch.cat([part[name] for part, _ in bounds]) for name in bounds[0][0]}
+    worst = {name: torch.cat([part[name] for _, part in bounds]) for name in best}
+    is_open = torch.stack([best[name] - worst[name] > 2 * SETTLED for name in best]).any(0)
+    return {name: (best[name] + worst[name]) / 2 for name in best}, torch.nonzero(is_open).flatten().numpy()
 
 
-def _settle(search: _Search, figures: dict[str, Tensor], queries: NDArray[np.int64], ks: Sequence[int]) -> None:
-    """Put exact figures in place of the bounds of these queries."""
-    for part in slices(len(queries), LARGEST // len(search.gallery)):
+def _exact_figures(search: _Search, queries: NDArray[np.int64], ks: Sequence[int]) -> dict[str, Tensor]:
+    parts = []
+    for part in slices(len(queries), min(ROWS, LARGEST // max(1, search.size.max()))):
         some = queries[part]
-        for name, values in figures_of_ranks(_exact_ranks(search, some), search.num_positives[some], ks).items():
-            figures[name][some] = values
+        parts.append(figures_of_ranks(_exact_ranks(search, some), search.num_positives[some], ks))
+    return {name: torch.cat([figures[name] for figures in parts]) for name in parts[0]}
 
 
 def _positives(search: _Search, queries: slice | NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -252,9 +267,12 @@ def _count(search: _Search, rows: list[_Rows], columns: list[Block], places: lis
 
 def counts_above(scores_BG: Tensor, thresholds_BT: Tensor) -> Tensor:
     """How many scores of each row lie above each of its thresholds. On a CPU the scores are sorted in their place."""
-    if scores_BG.device.type != "cpu":
+    if scores_BG.device.type == "cpu":
+        _sort_rows(scores_BG)
+    elif thresholds_BT.shape[1] <= COMPARED:
         return _counts_by_comparison(scores_BG, thresholds_BT)
-    _sort_rows(scores_BG)
+    else:
+        scores_BG = scores_BG.sort(1).values
     return scores_BG.shape[1] - torch.searchsorted(scores_BG, thresholds_BT, right=True, out_int32=True)
 
 
@@ -284,19 +302,33 @@ def _bounds(search: _Search, rows: _Rows, ks: Sequence[int]) -> tuple[dict[str, 
 
 
 def _exact_ranks(search: _Search, queries: NDArray[np.int64]) -> Tensor:
-    """The ranks of the positives of a few queries, from exact keys; these break ties in the order of the images."""
-    images = search.images
-    in_order = np.sort(search.gallery)
-    place_in_order = np.searchsorted(in_order, search.gallery)
-    gallery = images if search.symmetric else images.only(search.to_device(in_order))
-    keys_BG = images.keys(search.to_device(search.queries[queries]), gallery)
-    rows_of_own = np.flatnonzero(search.own[queries] >= 0)
-    own = place_in_order[search.own[queries][rows_of_own]]
-    keys_BG[search.to_device(rows_of_own), search.to_device(own)] = torch.iinfo(torch.int64).min
+    """The ranks of the positives of some queries, best first, from exact keys, which break ties by the index."""
+    images, rows_B = search.images, search.to_device(search.queries[queries])
     places_BP, is_positive_BP = _positives(search, queries)
-    keys_BP = keys_BG.gather(1, search.to_device(place_in_order[places_BP]))
-    ranks_BP = counts_above(keys_BG, keys_BP).long().cpu()
-    return ranks_BP.masked_fill_(~torch.from_numpy(is_positive_BP), FAR).sort(1).values
+    keys_BP = keys(
+        _scores_of_positives(search, rows_B, places_BP), search.to_device(search.gallery[places_BP]), len(images)
+    )
+    keys_BP.masked_fill_(~search.to_device(is_positive_BP), LOWEST_KEY)
+    keys_BP = keys_BP.sort(1, descending=True).values
+    others_BP = torch.zeros(keys_BP.shape, dtype=torch.int32, device=images.device)
+    for part in slices(len(search.gallery), room(images.device) // len(queries)):
+        keys_BC = images.keys(rows_B, images, search.to_device(search.gallery[part]))
+        _leave_out_own_class(search, queries, keys_BC, part)
+        others_BP += counts_above(keys_BC, keys_BP)
+    ranks_BP = others_BP.cpu().long() + torch.arange(keys_BP.shape[1])
+    is_absent_BP = torch.arange(keys_BP.shape[1]) >= torch.from_numpy(search.num_positives[queries])[:, None]
+    return ranks_BP.masked_fill_(is_absent_BP, FAR)
+
+
+def _leave_out_own_class(search: _Search, queries: NDArray[np.int64], keys_BC: Tensor, part: slice) -> None:
+    """Put keys of images of a query's own class, itself among them, below all others; they lie in one strip."""
+    first, stop = search.first[queries].min(), (search.first + search.size)[queries].max()
+    strip = slice(max(first, part.start), min(stop, part.stop))
+    if strip.start < strip.stop:
+        labels_B = search.to_device(search.labels[search.queries[queries]])
+        labels_S = search.to_device(search.labels[search.gallery[strip]])
+        keys_BS = keys_BC[:, strip.start - part.start : strip.stop - part.start]
+        keys_BS.masked_fill_(labels_B[:, None] == labels_S, LOWEST_KEY)
 
 
 def figures_of_ranks(ranks_BP: Tensor, num_positives_B: NDArray[np.int64], ks: Sequence[int]) -> dict[str, Tensor]:
@@ -316,9 +348,10 @@ def agreement(labels_N: NDArray[np.integer], assignments_N: NDArray[np.integer])
     """NMI and adjusted mutual information (both by the arithmetic mean of the entropies), and adjusted Rand index."""
     num = len(labels_N)
     classes, clusters = (np.unique(part, return_inverse=True)[1] for part in (labels_N, assignments_N))
-    shared, cells = np.unique(np.stack([classes, clusters]), axis=1, return_counts=True)
     sizes_C, sizes_K = np.bincount(classes), np.bincount(clusters)
-    information = float((cells / num * np.log(num * cells / (sizes_C[shared[0]] * sizes_K[shared[1]]))).sum())
+    shared, cells = np.unique(classes * len(sizes_K) + clusters, return_counts=True)
+    by_chance = sizes_C[shared // len(sizes_K)] * sizes_K[shared % len(sizes_K)]
+    information = float((cells / num * np.log(num * cells / by_chance)).sum())
     entropy = (_entropy(sizes_C) + _entropy(sizes_K)) / 2
     chance = _information_by_chance(sizes_C, sizes_K)
     pairs_cells, pairs_C, pairs_K = (float((sizes * (sizes - 1.0)).sum() / 2) for sizes in (cells, sizes_C, sizes_K))

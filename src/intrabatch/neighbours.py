@@ -1,8 +1,8 @@
 """Exact nearest neighbours in blocks: no matrix of all pairs, on a CPU or a GPU, for any number of vectors.
 
 Quick scores propose a few more candidates than asked for; exact scores order them; a query whose order could still
-be different is looked up in full. An image is kept out of its own list by its index, so that copies of it stay in.
-This module does not know labels.
+be different is looked up exactly, as all are on a GPU or when k is large. An image is kept out of its own list by its
+index, so that copies of it stay in. This module does not know labels.
 Shapes: N or Q queries, G gallery, B rows of a block, C candidates, S slots times W groups, D numbers a vector.
 """
 
@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .errors import EvaluationError
-from .scores import GRID, LARGEST, Points, Vectors, points, slices
+from .scores import Points, Vectors, keys, points, room, slices
 
 ROWS = 1024
 """Queries looked up together."""
 COLUMNS = 8192
 """Gallery images they are compared with at once."""
+FEW = 64
+"""Scores from one product of all vectors that cost as much time as one of a pair of vectors picked out."""
 SPARE = 8
 """Candidates beyond k, so that nearly every list is settled without a full look-up."""
 
@@ -53,15 +55,20 @@ def nearest(
     available = len(gallery) - own
     if not 1 <= k <= available:
         raise EvaluationError(f"k = {k} neighbours asked for; expected 1 to {available}, the images to choose from")
-    tolerance = queries.tolerance(gallery)
+    exactly = queries.device.type != "cpu" or (k + SPARE) * FEW > len(gallery)
+    step = min(ROWS, max(64, room(queries.device) // len(gallery))) if exactly else ROWS
+    tolerance = 0.0 if exactly else queries.tolerance(gallery)
     parts = []
-    for rows in slices(len(queries), ROWS):
+    for rows in slices(len(queries), step):
         rows_B = torch.arange(rows.start, rows.stop, device=queries.device)
-        parts.append(_nearest_of_rows(queries, gallery, rows_B, k, own, tolerance))
+        if exactly:
+            parts.append(_nearest_exactly(queries, gallery, rows_B, k, own))
+        else:
+            parts.append(_nearest_of_rows(queries, gallery, rows_B, k, own, tolerance))
     indices_Nk = torch.cat([indices for indices, _ in parts])
     scores_Nk = torch.cat([scores for _, scores in parts])
     if metric == "euclidean":
-        scores_Nk = 0 - (scores_Nk * -2).sqrt() * queries.scale
+        scores_Nk = 0 - (scores_Nk * -2).clamp_min(0).sqrt() * queries.scale
     return Neighbours(indices_Nk.cpu().numpy(), scores_Nk.float().cpu().numpy())
 
 
@@ -85,27 +92,35 @@ def query_and_gallery(
 def _nearest_of_rows(
     queries: Points, gallery: Points, rows_B: Tensor, k: int, own: bool, tolerance: float
 ) -> tuple[Tensor, Tensor]:
-    """Indices and exact scores of the k nearest of these queries."""
+    """Indices and exact scores of the k nearest of these queries, by way of quick scores."""
     wanted = min(k + SPARE, len(gallery) - own)
     candidates_BC, last_B = _candidates(queries, gallery, rows_B, wanted, own)
     scores_BC = queries.pair_scores(rows_B, gallery, candidates_BC)
-    order_BC = ((scores_BC / GRID).round().long() * len(gallery) - candidates_BC).argsort(1, descending=True)
-    indices_Bk = candidates_BC.gather(1, order_BC)[:, :k]
-    scores_Bk = scores_BC.gather(1, order_BC)[:, :k]
+    order_Bk = keys(scores_BC, candidates_BC, len(gallery)).topk(k).indices
+    indices_Bk, scores_Bk = candidates_BC.gather(1, order_Bk), scores_BC.gather(1, order_Bk)
     if wanted < len(gallery) - own:
         open_rows = torch.nonzero(scores_Bk[:, -1] <= last_B + tolerance).flatten()
-        for rows in slices(len(open_rows), LARGEST // len(gallery)):
-            part = open_rows[rows]
-            indices_Bk[part] = _looked_up_in_full(queries, gallery, rows_B[part], k, own)
-            scores_Bk[part] = queries.pair_scores(rows_B[part], gallery, indices_Bk[part])
+        for part in slices(len(open_rows), 64):
+            some = open_rows[part]
+            indices_Bk[some], scores_Bk[some] = _nearest_exactly(queries, gallery, rows_B[some], k, own)
     return indices_Bk, scores_Bk
 
 
-def _looked_up_in_full(queries: Points, gallery: Points, rows_B: Tensor, k: int, own: bool) -> Tensor:
-    keys_BG = queries.keys(rows_B, gallery)
-    if own:
-        keys_BG.scatter_(1, rows_B[:, None], torch.iinfo(torch.int64).min)
-    return keys_BG.topk(k, dim=1).indices
+def _nearest_exactly(queries: Points, gallery: Points, rows_B: Tensor, k: int, own: bool) -> tuple[Tensor, Tensor]:
+    """The same from the exact keys of all gallery images; a key tells the index of its image."""
+    best_Bk = torch.empty(len(rows_B), 0, dtype=torch.int64, device=rows_B.device)
+    scores_Bk = torch.empty(len(rows_B), 0, dtype=torch.float64, device=rows_B.device)
+    for columns in slices(len(gallery), room(rows_B.device) // len(rows_B)):
+        columns_C = torch.arange(columns.start, columns.stop, device=rows_B.device)
+        scores_BC = queries.scores(rows_B, gallery, columns)
+        keys_BC = keys(scores_BC, columns_C, len(gallery))
+        if own:
+            keys_BC.masked_fill_(rows_B[:, None] == columns_C, torch.iinfo(torch.int64).min)
+        new_Bk, where_Bk = keys_BC.topk(min(k, len(columns_C)))
+        best_Bk = torch.cat([best_Bk, new_Bk], 1)
+        best_Bk, kept_Bk = best_Bk.topk(min(k, best_Bk.shape[1]))
+        scores_Bk = torch.cat([scores_Bk, scores_BC.gather(1, where_Bk)], 1).gather(1, kept_Bk)
+    return (-best_Bk).remainder(len(gallery)), scores_Bk
 
 
 def _candidates(queries: Points, gallery: Points, rows_B: Tensor, wanted: int, own: bool) -> tuple[Tensor, Tensor]:

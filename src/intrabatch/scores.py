@@ -1,7 +1,7 @@
 """How near vectors are to each other: quickly for whole blocks in float32, and exactly in float64 where that decides.
 
-Rankings are made from quick scores; wherever their rounding could change an order, exact keys settle it, so that
-figures do not depend on the block size, the device or the number of threads.
+On a CPU rankings are made from quick scores; wherever their rounding could change an order, exact keys settle it, so
+that figures do not depend on the block size, the device or the number of threads. A GPU goes by exact keys at once.
 A score is the cosine, or minus half the squared Euclidean distance after the largest vector has been scaled to
 length 1: higher is nearer, and no score is above 1. This module does not know labels, ranks or figures.
 Shapes: N vectors, B rows of a block, G gallery, C candidates, D numbers a vector.
@@ -24,7 +24,8 @@ METRICS = ("cosine", "euclidean")
 GRID = 2.0**-30
 """Exact scores that round to the same multiple of this are tied; float32 vectors say nothing finer."""
 LARGEST = 1 << 22
-"""Float64 numbers that one step may hold."""
+"""Float64 numbers that one step may hold on a CPU."""
+LARGEST_ON_GPU = 1 << 27
 
 
 @dataclass(frozen=True)
@@ -81,15 +82,14 @@ class Points:
             scores_BG -= near_GD.square().sum(1) / 2
         return scores_BG
 
-    def keys(self, rows: Rows, gallery: Points) -> Tensor:
-        """Whole numbers that order the gallery for each row: the higher score first, then the lower index."""
-        scores_BG = self.scores(rows, gallery, slice(None)).div_(GRID).round_()
-        return scores_BG.long().mul_(len(gallery)).sub_(torch.arange(len(gallery), device=self.device))
+    def keys(self, rows: Rows, gallery: Points, columns_C: Tensor) -> Tensor:
+        """Keys of some rows with some rows of a gallery."""
+        return keys(self.scores(rows, gallery, columns_C), columns_C, len(gallery))
 
     def pair_scores(self, rows: Tensor, gallery: Points, indices_BC: Tensor) -> Tensor:
         """Exact scores of each of these rows with its own candidates in the gallery."""
         scores_BC = torch.empty(indices_BC.shape, dtype=torch.float64, device=self.device)
-        for part in slices(len(rows), LARGEST // (indices_BC.shape[1] * self.unit_ND.shape[1])):
+        for part in slices(len(rows), room(self.device) // (indices_BC.shape[1] * self.unit_ND.shape[1])):
             unit_B1D, near_BCD = self.unit_ND[rows[part], None], gallery.unit_ND[indices_BC[part]]
             if self.metric == "euclidean":
                 scores_BC[part] = (near_BCD - unit_B1D).square_().sum(-1) / -2
@@ -142,6 +142,16 @@ def checked(vectors_ND: Vectors, device: str | torch.device, name: str = "vector
             f"look at the model or the file they come from"
         )
     return raw_ND
+
+
+def keys(scores_BC: Tensor, indices_BC: Tensor, num: int) -> Tensor:
+    """Whole numbers that order candidates, given by their indices below `num`: higher score first, then lower index."""
+    return scores_BC.div(GRID).round_().long().mul_(num).sub_(indices_BC)
+
+
+def room(device: torch.device) -> int:
+    """Float64 numbers that one step may hold there."""
+    return LARGEST if device.type == "cpu" else LARGEST_ON_GPU
 
 
 def _writable(array: NDArray[np.floating]) -> NDArray[np.floating]:
