@@ -7,6 +7,8 @@ trace), 130 after Ctrl-C. Nothing heavy is imported before the command is known:
 from __future__ import annotations
 
 import argparse
+import errno
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -18,6 +20,9 @@ from . import settings
 from ._version import VERSION
 from .config import EvalConfig, TrainConfig
 from .errors import ConfigError, IntrabatchError
+
+REFUSALS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.ELOOP}
+"""What the machine refuses wherever it is met: no permission, no space, no such names. Not our fault."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,19 +37,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"intrabatch: {_how_to_go_on(stop)}", file=sys.stderr)
         return 130
     except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at exit
         return 0
+    except OSError as error:
+        if error.errno not in REFUSALS:
+            return _our_fault()
+        print(f"intrabatch: {error.filename or 'the system refuses'}: {str(error.strerror).lower()}", file=sys.stderr)
+        return 2
     except Exception:
-        traceback.print_exc()
-        print("intrabatch: this is a fault of intrabatch; please report it with the lines above", file=sys.stderr)
-        return 1
+        return _our_fault()
+
+
+def _our_fault() -> int:
+    traceback.print_exc()
+    print("intrabatch: this is a fault of intrabatch; please report it with the lines above", file=sys.stderr)
+    return 1
 
 
 def _how_to_go_on(stop: KeyboardInterrupt) -> str:
     from .train import Interrupted
 
     if isinstance(stop, Interrupted):
-        return f"{stop}; everything is saved. Go on with: intrabatch train --resume {stop.run.path}"
-    return "stopped"
+        from .run import resume_option
+
+        return f"{stop}; everything is saved. Go on with: intrabatch train {resume_option(stop.run.path)}"
+    return str(stop) or "stopped"
 
 
 class Parser(argparse.ArgumentParser):

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import settings
 from .config import Config
-from .errors import ConfigError, did_you_mean
+from .errors import ConfigError, IntrabatchError, did_you_mean
 
 if TYPE_CHECKING:
     from .data.image_set import ImageSet
@@ -71,6 +73,7 @@ def run_train(arguments: Namespace) -> int:
     from .progress import make_display
 
     _require_one(arguments, "resume", "seeds", "ensemble")
+    _require_no_change(arguments)
     display = make_display(arguments.quiet)
     if arguments.resume:
         figures = _resumed(arguments, display)
@@ -88,6 +91,35 @@ def _require_one(arguments: Namespace, *names: str) -> None:
         raise ConfigError(f"{' and '.join(given)} cannot be given together; choose one")
 
 
+def _require_no_change(arguments: Namespace) -> None:
+    """A resumed run keeps its settings and images: whatever would change them is a mistake, not to be passed over."""
+    flags = ("recipe", "out", "config", "set", "device", "skip_broken")
+    changed = [f"--{name.replace('_', '-')}" for name in flags if getattr(arguments, name)]
+    changed += ["DATA"] if arguments.data else []
+    if arguments.resume and changed:
+        raise ConfigError(f"--resume keeps the run's own images and settings; leave out {', '.join(changed)}")
+    if (arguments.seeds or arguments.ensemble) and arguments.log_to:
+        raise ConfigError("--log-to follows one run; leave it out with --seeds and --ensemble")
+
+
+@contextmanager
+def _resumable(path: Path) -> Iterator[None]:
+    """Ctrl-C says how to go on also when it does not fall into a step; a mistake leaves no empty run behind."""
+    from .run import discard_unstarted, resume_option
+
+    is_new = not path.exists()
+    try:
+        yield
+    except IntrabatchError:
+        if is_new:
+            discard_unstarted(path)
+        raise
+    except KeyboardInterrupt as stop:
+        if stop.args or not (path / "config.yaml").is_file() or (path / "metrics.json").is_file():
+            raise
+        raise KeyboardInterrupt(f"stopped. Go on with: intrabatch train {resume_option(path)}") from None
+
+
 def _trained(arguments: Namespace, display: Progress) -> Figures:
     from .progress import Tracked
     from .train import train
@@ -96,7 +128,8 @@ def _trained(arguments: Namespace, display: Progress) -> Figures:
     config, out = _training_config(arguments)
     progress = Tracked(display, arguments.log_to, out, settings.as_mapping(config))
     images = prepared_images(config, arguments.skip_broken, display.say)
-    return _figures(train(config, images, out, progress))
+    with _resumable(out):
+        return _figures(train(config, images, out, progress))
 
 
 def _resumed(arguments: Namespace, display: Progress) -> Figures:
@@ -109,7 +142,8 @@ def _resumed(arguments: Namespace, display: Progress) -> Figures:
     run = Run.open(arguments.resume)
     progress = Tracked(display, arguments.log_to, run.path, settings.as_mapping(run.config))
     go_on = resume_distil if is_student(run.path) else resume
-    return _figures(go_on(run.path, resumed_images(run), progress))
+    with _resumable(run.path):
+        return _figures(go_on(run.path, resumed_images(run), progress))
 
 
 def _trained_seeds(arguments: Namespace, display: Progress) -> Figures:
@@ -171,14 +205,13 @@ def _runs_and_data(words: list[str]) -> tuple[list[Path], str | None]:
 
 
 def run_embed(arguments: Namespace) -> int:
-    from .data.reading import read_any_images
     from .embed import require_known_kind, save_embeddings
     from .trained import Trained
+    from .workflow import any_images
 
     require_known_kind(arguments.out)
     trained = Trained.open(arguments.trained, arguments.device or "auto")
-    images = _named_images("glyphs") if arguments.data == "glyphs" else read_any_images(arguments.data)
-    embeddings = trained.embed(images)
+    embeddings = trained.embed(any_images(arguments.data))
     save_embeddings(arguments.out, embeddings)
     count, size = embeddings.vectors_ND.shape
     summary = {"out": str(arguments.out), "num_images": count, "embedding_size": size, "run": str(trained.run.path)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from .backbone import Embedder
 from .errors import DataError
+from .saving import write_whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +69,7 @@ def save_embeddings(path: Path, embeddings: Embeddings) -> None:
     if path.suffix == ".npz":
         texts = {"path": embeddings.names, "label": embeddings.labels, "role": embeddings.roles}
         arrays = {name: np.array(values) for name, values in texts.items() if values is not None}
-        np.savez(path, allow_pickle=False, vector=embeddings.vectors_ND, **arrays)
+        write_whole(path, partial(_write_npz, arrays | {"vector": embeddings.vectors_ND}))
         return
     flat = pa.array(embeddings.vectors_ND.ravel())
     columns = {
@@ -77,7 +79,13 @@ def save_embeddings(path: Path, embeddings: Embeddings) -> None:
     }
     if embeddings.roles is not None:
         columns["role"] = pa.array(embeddings.roles)
-    pq.write_table(pa.table(columns), path)
+    table = pa.table(columns)
+    write_whole(path, lambda fresh: pq.write_table(table, fresh))
+
+
+def _write_npz(arrays: dict[str, np.ndarray], path: Path) -> None:
+    with path.open("wb") as file:  # given a path, NumPy would add .npz to it
+        np.savez(file, allow_pickle=False, **arrays)
 
 
 def load_embeddings(path: Path, labels: Path | None = None) -> Embeddings:

@@ -6,6 +6,7 @@
         BrokenImages         files that cannot be decoded; carries the list
       WeightsError           weights that are missing, unreadable or of another architecture
       RunError               a run folder that is missing, unfinished, or from another version
+        WriteError           a file that could not be written; the one before it is untouched
       DeviceError            a device that is not there, or out of memory
       NonFiniteError         a loss or gradient that is not a number; the update was not made
       EvaluationError        arrays that cannot be evaluated: NaN, lengths that differ, no positives
@@ -47,6 +48,10 @@ class WeightsError(IntrabatchError):
 
 class RunError(IntrabatchError):
     """A run folder that is missing, incomplete, or written by an incompatible version."""
+
+
+class WriteError(RunError):
+    """A file that could not be written, for a full disk say; the one before it is untouched."""
 
 
 class DeviceError(IntrabatchError):

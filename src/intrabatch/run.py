@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import csv
 import json
-import os
+import pickle
 import platform
+import shlex
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -36,9 +37,12 @@ from ._version import VERSION
 from .config import Config
 from .data.image_set import ImageSet
 from .errors import RunError
+from .saving import write_whole
 
 FORMAT = 1
 """Raised when a run folder of before can no longer be read."""
+BEGINNING = {"config.yaml", "classes.json", "splits.csv", "environment.json"}
+"""What `Run.create` leaves in a folder."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Run:
     def create(path: Path, config: Config, images: ImageSet, classes: tuple[str, ...], device: str) -> Run:
         """Begin a run in a new or empty folder."""
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise RunError(f"{path} exists and is not empty; choose another --out, or go on with --resume {path}")
+            raise RunError(f"{path} exists and is not empty; choose another --out, or go on with {resume_option(path)}")
         run = Run(path, config, classes)
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -73,41 +77,44 @@ class Run:
         for name in ("config.yaml", "classes.json", "environment.json"):
             if not (path / name).is_file():
                 raise RunError(f"{path} is not a run folder: {name} is missing; choose another, or train anew")
-        try:
-            written = json.loads((path / "environment.json").read_text())
-            classes = tuple(json.loads((path / "classes.json").read_text()))
-        except ValueError as error:
-            raise RunError(f"{path}: environment.json or classes.json cannot be read ({error})") from None
+        unread = Run(path, Config(), ())
+        written, classes = unread.read_json("environment.json"), tuple(unread.read_json("classes.json"))
         if written.get("format") != FORMAT:
             made_by = f"intrabatch {written.get('intrabatch', 'unknown')} (format {written.get('format')})"
             raise RunError(f"{path} was written by {made_by}; this is {VERSION} (format {FORMAT}): train it again")
-        plain = settings.parse_yaml((path / "config.yaml").read_text(), f"{path}/config.yaml")
+        plain = settings.parse_yaml((path / "config.yaml").read_text(encoding="utf-8"), f"{path}/config.yaml")
         return Run(path, settings.update(Config(), plain), classes)
 
     def write_text(self, name: str, text: str) -> None:
-        self._replace(name, lambda path: path.write_text(text, encoding="utf-8"))
+        write_whole(self.path / name, lambda path: path.write_text(text, encoding="utf-8"))
 
     def write_json(self, name: str, value: Any) -> None:
         self.write_text(name, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
     def read_json(self, name: str) -> Any:
-        return json.loads((self.path / name).read_text(encoding="utf-8"))
+        try:
+            return json.loads((self.path / name).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise RunError(f"{self.path} has no {name}; is it a finished run?") from None
+        except ValueError as error:
+            raise RunError(f"{self.path / name} cannot be read: {error}") from None
 
     def save_weights(self, state: dict[str, Tensor]) -> None:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
-        self._replace("weights.safetensors", lambda path: path.write_bytes(safetensors.torch.save(tensors)))
+        write_whole(self.path / "weights.safetensors", lambda path: path.write_bytes(safetensors.torch.save(tensors)))
 
     def load_weights(self) -> dict[str, Tensor]:
         path = self.path / "weights.safetensors"
         if not path.is_file():
-            raise RunError(f"{self.path} has no weights yet; finish it with: intrabatch train --resume {self.path}")
+            finish = f"intrabatch train {resume_option(self.path)}"
+            raise RunError(f"{self.path} has no weights yet; finish it with: {finish}")
         try:
             return safetensors.torch.load_file(path)
         except Exception as error:  # safetensors raises its own kind, defined in Rust
             raise RunError(f"{path} cannot be read: {error}") from None
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
-        self._replace("checkpoint.pt", lambda path: torch.save(state, path))
+        write_whole(self.path / "checkpoint.pt", lambda path: torch.save(state, path))
 
     def load_checkpoint(self) -> dict[str, Any] | None:
         """The last checkpoint; None when the run was stopped before its first."""
@@ -116,7 +123,11 @@ class Run:
             if (self.path / "metrics.json").is_file():
                 raise RunError(f"{self.path} is finished; there is nothing to resume")
             return None
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        try:
+            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            reason = (str(error).splitlines() or ["cut short"])[0]
+            raise RunError(f"{path} cannot be read: {reason}; remove it and the run begins anew") from None
         return state
 
     def write_metrics(self, figures: dict[str, Any]) -> None:
@@ -137,19 +148,15 @@ class Run:
     def write_history(self, records: list[dict[str, Any]]) -> None:
         self.write_text("history.jsonl", "".join(json.dumps(record) + "\n" for record in records))
 
-    def _replace(self, name: str, write: Callable[[Path], object]) -> None:
-        """Write beside the file, force it to the disk, then move it into place."""
-        final, fresh = self.path / name, self.path / f".{name}.new"
-        try:
-            write(fresh)
-            with open(fresh, "rb") as handle:
-                os.fsync(handle.fileno())
-            os.replace(fresh, final)
-        except (OSError, RuntimeError) as error:
-            fresh.unlink(missing_ok=True)
-            kept = "the previous one is untouched" if final.exists() else "nothing was written"
-            reason = getattr(error, "strerror", None) or (str(error).splitlines() or ["unknown"])[0]
-            raise RunError(f"cannot write {final}: {reason}; {kept}") from None
+def resume_option(path: Path) -> str:
+    """As it can be pasted into a shell."""
+    return f"--resume {shlex.quote(str(path))}"
+
+
+def discard_unstarted(path: Path) -> None:
+    """Take a run folder away again that holds no more than what every run begins with."""
+    if path.is_dir() and {file.name for file in path.iterdir()} <= BEGINNING:
+        shutil.rmtree(path)
 
 
 def splits_table(images: ImageSet) -> str:

@@ -98,7 +98,13 @@ class Trained:
 
     def search(self, gallery: ImageSet, queries: ImageSet, k: int = 10) -> list[list[Hit]]:
         """For each query the k gallery images most like it, best first."""
-        found = nearest(self.vectors(queries), k, gallery_GD=self.vectors(gallery), device=self.device)
+        return self.hits(gallery, self.vectors(gallery), self.vectors(queries), k)
+
+    def hits(
+        self, gallery: ImageSet, gallery_GD: NDArray[np.float32], queries_QD: NDArray[np.float32], k: int
+    ) -> list[list[Hit]]:
+        """As `search`, among vectors that are there already."""
+        found = nearest(queries_QD, k, gallery_GD=gallery_GD, device=self.device)
         labels = [gallery.classes[label] for label in gallery.labels]
         return [
             [Hit(gallery.names[i], labels[i], float(score)) for i, score in zip(*row, strict=True)]

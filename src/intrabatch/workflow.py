@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from .config import Config
-from .data.check import check, drop_broken, require_trainable, require_unbroken
+from .config import Config, DataConfig
+from .data.check import broken_sample, check, drop_broken, require_trainable, require_unbroken
 from .data.image_set import ImageSet
 from .data.load import load_images, singletons, with_splits, with_splits_of
 from .data.reading import read_any_images
@@ -26,7 +26,7 @@ def prepared_images(config: Config, skip_broken: bool, say: Callable[[str], None
     images = load_images(config.data)
     report = check(images)
     if skip_broken and report.broken:
-        say(f"left out {len(report.broken)} files that cannot be read, first: {report.broken[0][0]}")
+        say(f"left out {len(report.broken)} files that cannot be read: {broken_sample(report)}")
         images = drop_broken(images, report)
     elif report.broken:
         require_unbroken(report)
@@ -74,13 +74,20 @@ def evaluate_file(files: list[Path], config: Config) -> dict[str, Any]:
 def search_files(run: Path, gallery: str, queries: list[str], k: int, device: str) -> list[dict[str, Any]]:
     """For each query file its k best hits in the gallery, as plain values."""
     trained = Trained.open(run, device)
-    searched = read_any_images(gallery)
+    searched = any_images(gallery)
+    asked = [(query, any_images(query)) for query in queries]  # all are found before the work begins
+    gallery_GD = trained.vectors(searched)
     results = []
-    for query in queries:
-        asked = read_any_images(query)
-        for name, hits in zip(asked.names, trained.search(searched, asked, min(k, len(searched))), strict=True):
-            results.append({"query": query if len(asked) == 1 else name, "hits": [asdict(hit) for hit in hits]})
+    for query, images in asked:
+        hits_QK = trained.hits(searched, gallery_GD, trained.vectors(images), min(k, len(searched)))
+        for name, hits in zip(images.names, hits_QK, strict=True):
+            results.append({"query": query if len(images) == 1 else name, "hits": [asdict(hit) for hit in hits]})
     return results
+
+
+def any_images(data: str) -> ImageSet:
+    """Images to embed or to search: labelled or loose, or the built-in glyphs."""
+    return load_images(DataConfig(path=data)) if data == "glyphs" else read_any_images(data)
 
 
 def figure_lines(figures: dict[str, Any]) -> list[str]:

@@ -105,12 +105,16 @@ def drop_broken(images: ImageSet, report: CheckReport) -> ImageSet:
 def require_unbroken(report: CheckReport) -> None:
     """Stop where the report found broken files."""
     if report.broken:
-        found = [f"{name}: {reason}" for name, reason in report.broken]
         raise BrokenImages(
-            f"{len(found)} of {report.num_images} images cannot be read ({_sample(found)}); "
+            f"{len(report.broken)} of {report.num_images} images cannot be read ({broken_sample(report)}); "
             f"mend or remove them, or leave them out with --skip-broken",
             list(report.broken),
         )
+
+
+def broken_sample(report: CheckReport) -> str:
+    """The first few broken files with their reasons, and how many more there are."""
+    return _sample(f"{name}: {reason}" for name, reason in report.broken)
 
 
 def require_trainable(images: ImageSet) -> None:
