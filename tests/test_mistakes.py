@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -67,6 +68,20 @@ def test_a_full_disk_is_a_write_error(trained, monkeypatch):
     with pytest.raises(WriteError, match=r"cannot write .*history\.jsonl: No space left on device; the previous one"):
         Run.open(trained).write_history([])
     assert Run.open(trained).history()
+
+
+def test_a_full_disk_is_called_so_whatever_torch_says(trained, monkeypatch):
+    def confused(state, path):
+        path.write_bytes(b"half")
+        raise RuntimeError("[enforce fail at inline_container.cc:671] . unexpected pos 576 vs 534")
+
+    monkeypatch.setattr("torch.save", confused)
+    with pytest.raises(WriteError, match=r"cannot write .*checkpoint\.pt: .*unexpected pos 576 vs 534; nothing was"):
+        Run.open(trained).save_checkpoint({})
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=4096))
+    with pytest.raises(WriteError, match=r"cannot write .*checkpoint\.pt: No space left on device; nothing was written"):
+        Run.open(trained).save_checkpoint({})
+    assert not list(trained.glob(".*"))
 
 
 @pytest.mark.parametrize("number", [13, 28, 30, 36])

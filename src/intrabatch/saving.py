@@ -5,11 +5,16 @@ Knows nothing of what is written.
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from .errors import WriteError
+
+ALMOST_FULL = 2**20
+"""Bytes; with less left, a failure is one of space."""
 
 
 def write_whole(final: Path, write: Callable[[Path], object]) -> None:
@@ -20,8 +25,17 @@ def write_whole(final: Path, write: Callable[[Path], object]) -> None:
         with open(fresh, "rb") as handle:
             os.fsync(handle.fileno())
         os.replace(fresh, final)
-    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+    except (OSError, RuntimeError) as error:
+        reason = _reason(error, final.parent)
         fresh.unlink(missing_ok=True)
         kept = "the previous one is untouched" if final.exists() else "nothing was written"
-        reason = getattr(error, "strerror", None) or (str(error).splitlines() or ["unknown"])[0]
         raise WriteError(f"cannot write {final}: {reason}; {kept}") from None
+
+
+def _reason(error: Exception, folder: Path) -> str:
+    """What went wrong in a few words; torch reports a full disk as a position that it did not expect."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if shutil.disk_usage(folder).free < ALMOST_FULL:
+        return os.strerror(errno.ENOSPC)
+    return (str(error).splitlines() or ["unknown"])[0]
