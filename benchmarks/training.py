@@ -60,13 +60,14 @@ class Timed(Quiet):
         self.speeds.append(record["images_per_second"])
 
 
-def begin(config: Config, images: ImageSet, recorded: bool, compiled: bool) -> tuple[Training, Steps]:
+def begin(config: Config, images: ImageSet, pixels: Any, recorded: bool, compiled: bool) -> tuple[Training, Steps]:
     """A training that is ready for its first step."""
     folder = Path(tempfile.mkdtemp()) / "run"
     run = Run.create(folder, config, images, images.only("train").classes, config.train.device)
     training = Training(run, images, torch.device(config.train.device), Timed())
-    if compiled:
-        compile_where_it_pays(training.network, "on", 0)
+    if compiled and config.train.device != "cpu":
+        compile_where_it_pays(training.network, "always", 0)
+        pixels.compile()
     steps = Steps(training.network, training.optimizer, training.average, training.precision, config.optim.clip)
     if not recorded:
         steps.gradients, steps.update = steps._gradients, steps._update
@@ -192,7 +193,7 @@ def main() -> None:
 
 def measured(config: Config, images: ImageSet, pixels: Any, way: str, small: bool) -> dict[str, Any]:
     """One row: the speed of a way of training, and for the last way its parts and a full evaluation."""
-    training, steps = begin(config, images, *WAYS[way])
+    training, steps = begin(config, images, pixels, *WAYS[way])
     row: dict[str, Any] = {"batch": config.batch.size, "way": way} | speed(training, steps, pixels)
     if way == list(WAYS)[-1]:
         row["parts_ms"] = parts(training, steps, pixels, 5 if small else 40)

@@ -231,9 +231,9 @@ class TrainConfig:
     """auto, cpu, cuda, cuda:1 ..."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
     """of the backbone; auto is bf16 where the device computes in it natively and float32 elsewhere"""
-    compile: Literal["auto", "on", "off"] = "auto"
-    """GPU: fuse the network's kernels by torch.compile, which takes about a minute; auto where training is long
-    enough to repay it"""
+    compile: Literal["auto", "always", "never"] = "auto"
+    """GPU: fuse the network's kernels by torch.compile, which takes about half a minute; auto where training is
+    long enough to repay it"""
     validate_every: int = 1
     """epochs between validations; 0 validates after the last only"""
     protocol: Literal["final", "validation", "as-published"] = "final"

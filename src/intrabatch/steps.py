@@ -25,7 +25,7 @@ UNRECORDABLE = (GroupLoss, BatchClassesHead, HierarchicalHead)
 PLAIN_CALLS = 3
 """Calls before the recording: they choose convolution algorithms, compile, and make the optimiser's state."""
 REPAYS_COMPILING = 4000
-"""Steps from which on compiling, about a minute, is worth its time."""
+"""Steps from which on compiling, about half a minute, is worth its time."""
 
 
 class Steps:
@@ -114,10 +114,10 @@ class Recorded:
 
 
 def compile_where_it_pays(network: nn.Module, wanted: str, num_steps: int) -> bool:
-    """Fuse the network's kernels by torch.compile, if `wanted` is on, or auto and the steps will repay it."""
+    """Fuse the network's kernels by torch.compile, if `wanted` is always, or auto and the steps will repay it."""
     on_gpu = next(network.parameters()).is_cuda
     pays = num_steps >= REPAYS_COMPILING and shutil.which("cc") is not None
-    compiled = on_gpu and (wanted == "on" or (wanted == "auto" and pays))
+    compiled = on_gpu and (wanted == "always" or (wanted == "auto" and pays))
     if compiled:
         network.compile(dynamic=False)
     return compiled

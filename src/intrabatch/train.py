@@ -27,7 +27,7 @@ from torch import Tensor
 from .config import Config
 from .data.batches import num_batches, plan_epoch, require_classes
 from .data.image_set import ImageSet
-from .data.pixels import Pixels, open_pixels
+from .data.pixels import DevicePixels, Pixels, open_pixels
 from .devices import out_of_memory, pick_device, pick_precision
 from .errors import DataError, NonFiniteError
 from .evaluate import Evaluator
@@ -131,7 +131,9 @@ class Training:
         if self.test and not self.position.untrained:
             self.position.untrained = self._figures(self.test)
         if compile_where_it_pays(self.network, config.train.compile, epochs * self.num_steps - self._global_step()):
-            self.progress.say("compiling the network: the first step takes about a minute (off: train.compile=off)")
+            self.progress.say("compiling: the first step takes about half a minute (not with train.compile=never)")
+            if isinstance(pixels, DevicePixels):
+                pixels.compile()
         steps = Steps(self.network, self.optimizer, self.average, self.precision, config.optim.clip)
         self.progress.begin(epochs * self.num_steps, self._global_step())
         try:
@@ -164,7 +166,7 @@ class Training:
         self.save_seconds = self.last_saved - started
 
     def _saving_is_cheap(self) -> bool:
-        """After a quick epoch a checkpoint may cost as much as the epoch; at most a twentieth of the time goes there."""
+        """After a quick epoch a checkpoint may cost as much as the epoch; a twentieth of the time may go there."""
         return time.monotonic() - self.last_saved > 20 * self.save_seconds
 
     def _train_epoch(self, pixels: Pixels, steps: Steps, stopped: threading.Event) -> None:

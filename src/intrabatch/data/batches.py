@@ -21,7 +21,7 @@ BATCHES, CROPS, FACTORS, COLOURS = 1, 2, 3, 4  # streams of randomness under one
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """What every step of an epoch sees: which images, which part of each, flipped or not, its colours, what is erased."""
+    """What every step of an epoch sees: which images, which part, flipped or not, colours, what is erased."""
 
     indices_SB: IntArray
     boxes_SB4: IntArray

@@ -8,7 +8,6 @@ Shapes: N images, S steps, B images of a batch, H x W pixels of a stored image, 
 
 from __future__ import annotations
 
-import functools
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -27,7 +26,6 @@ from .image_set import ImageSet
 
 BATCHES_AHEAD = 4
 ERASED_COLOUR = (0.485, 0.456, 0.406)  # ImageNet's mean
-LUMA = (0.2989, 0.587, 0.114)
 TEST_BATCH = {"cpu": 128, "cuda": 512}
 T = TypeVar("T")
 
@@ -92,16 +90,25 @@ class DevicePixels:
         self.offsets = torch.from_numpy(stored.offsets_N[:-1]).to(device)
         self.sizes = torch.from_numpy(stored.sizes_N2).to(device)
         self.extent = int(stored.sizes_N2[:, 0].max()), int(stored.sizes_N2[:, 1].max())
+        self.seen = self.as_seen
+
+    def compile(self) -> None:
+        """Gather and cut in fused kernels: a third of the time."""
+        self.seen = torch.compile(self.as_seen, dynamic=False)
 
     def train_crops(self, plan: EpochPlan, first_step: int) -> Iterator[Tensor]:
         sent = Views.of(plan).to(self.device)  # the whole epoch at once, so that no step waits for a copy
         for step in range(first_step, len(plan)):
-            yield finished(self.cut(sent.at(step)), sent.at(step), self.config)
+            yield self.seen(sent.at(step))
 
     def test_crops(self, batch: int | None = None) -> Iterator[Tensor]:
         views = Views.centred(self.sizes_N2, self.config).to(self.device)
         for rows in batches_of(len(self.sizes_N2), batch or TEST_BATCH[self.device.type]):
             yield self.cut(views.at(rows))
+
+    def as_seen(self, views: Views) -> Tensor:
+        """The crops of a batch as training sees them."""
+        return finished(self.cut(views), views, self.config)
 
     def cut(self, views: Views) -> Tensor:
         return crop_together(self.canvas(views.indices), views.boxes, views.flips, self.config.crop)
@@ -319,7 +326,9 @@ def recolour(crops_B3CC: Tensor, factors_B3: Tensor) -> Tensor:
 
 def grey(crops_B3CC: Tensor) -> Tensor:
     """Luma (B, 1, C, C) after ITU-R 601."""
-    return (crops_B3CC * _three(LUMA, crops_B3CC.device)).sum(1, keepdim=True)
+    red_B1CC, green_B1CC, blue_B1CC = crops_B3CC.split(1, dim=1)  # type: ignore[no-untyped-call]
+    luma_B1CC: Tensor = 0.2989 * red_B1CC + 0.587 * green_B1CC + 0.114 * blue_B1CC
+    return luma_B1CC
 
 
 def erase(crops_B3CC: Tensor, erased_B4: Tensor) -> Tensor:
@@ -328,11 +337,6 @@ def erase(crops_B3CC: Tensor, erased_B4: Tensor) -> Tensor:
     places_C = torch.arange(crops_B3CC.shape[-1], device=crops_B3CC.device)
     rows_BC = (places_C >= top_B) & (places_C < top_B + high_B)
     columns_BC = (places_C >= left_B) & (places_C < left_B + wide_B)
-    inside_B1CC = (rows_BC[:, :, None] & columns_BC[:, None, :])[:, None]
-    return torch.where(inside_B1CC, _three(ERASED_COLOUR, crops_B3CC.device), crops_B3CC)
-
-
-@functools.cache
-def _three(values: tuple[float, float, float], device: torch.device) -> Tensor:
-    """A number for each colour, sent to the device once: a copy would make a step wait."""
-    return torch.tensor(values, device=device).view(3, 1, 1)
+    inside_BCC = rows_BC[:, :, None] & columns_BC[:, None, :]
+    planes = [torch.where(inside_BCC, colour, crops_B3CC[:, i]) for i, colour in enumerate(ERASED_COLOUR)]
+    return torch.stack(planes, dim=1)
