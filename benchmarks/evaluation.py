@@ -48,7 +48,7 @@ def clustered(num: int, num_classes: int, noise: float, seed: int = 0, dim: int 
     centres = rng.normal(size=(num_classes, 128)).astype(np.float32)
     inner = centres[labels] + noise * rng.standard_normal((num, 128), dtype=np.float32)
     vectors = inner @ basis + 0.1 / np.sqrt(dim) * rng.standard_normal((num, dim), dtype=np.float32)
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True), labels
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32), labels
 
 
 def our_retrieval(vectors: Any, labels: Any, device: str) -> Figures:

@@ -149,7 +149,6 @@ class Bench:
         self.part("TFLOP/s of plain products", lambda: product_rates(self.device, self.sets["SOP size"][0]))
         for name, sizes in self.sets.items():
             vectors, labels = clustered(*sizes)
-            vectors = vectors.astype(np.float32)
             few = labels <= np.searchsorted(np.bincount(labels).cumsum(), 1500)
             self.part(f"{name}: warm-up", lambda v=vectors, t=labels, f=few: self.everything(v[f], t[f]))
             self.part(f"{name}: all figures", lambda v=vectors, t=labels, n=name: self.figures(n, v, t))

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .errors import EvaluationError, did_you_mean
 from .metrics import agreement, checked_labels
-from .scores import Vectors, checked, points, products, ready_for_products, slices
+from .scores import ROWS, Vectors, checked, points, products, ready_for_products, slices
 
 RECIPES = {"greedy": "greedy k-means++ seeds", "random": "random images as seeds"}
 HELD = 1 << 24
@@ -71,7 +71,8 @@ def nmi_figures(
     if not seeds:
         raise EvaluationError("k-means needs at least one seed; got none")
     labels = checked_labels(labels_N, len(vectors_ND))
-    prepared_ND = points(vectors_ND, metric, device).unit_ND.float()
+    given = points(vectors_ND, metric, device)
+    prepared_ND = torch.cat([given.unit(rows).float() for rows in slices(len(given), ROWS)])
     num_classes = len(np.unique(labels))
     found = [cluster(prepared_ND, num_classes, recipe=recipe, seed=seed, device=prepared_ND.device) for seed in seeds]
     agreements = [agreement(labels, clusters.assignments) for clusters in found]

@@ -267,12 +267,15 @@ def _count(search: _Search, rows: list[_Rows], columns: list[Block], places: lis
 
 def counts_above(scores_BG: Tensor, thresholds_BT: Tensor) -> Tensor:
     """How many scores of each row lie above each of its thresholds. On a CPU the scores are sorted in their place."""
-    if scores_BG.device.type == "cpu":
-        _sort_rows(scores_BG)
-    elif thresholds_BT.shape[1] <= COMPARED:
-        return _counts_by_comparison(scores_BG, thresholds_BT)
-    else:
-        scores_BG = scores_BG.sort(1).values
+    if scores_BG.device.type != "cpu":
+        if thresholds_BT.shape[1] <= COMPARED:
+            return _counts_by_comparison(scores_BG, thresholds_BT)
+        return _counts_in_sorted(scores_BG.sort(1).values, thresholds_BT)
+    _sort_rows(scores_BG)
+    return _counts_in_sorted(scores_BG, thresholds_BT)
+
+
+def _counts_in_sorted(scores_BG: Tensor, thresholds_BT: Tensor) -> Tensor:
     return scores_BG.shape[1] - torch.searchsorted(scores_BG, thresholds_BT, right=True, out_int32=True)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .errors import EvaluationError
-from .scores import Points, Vectors, keys, points, room, slices
+from .scores import Block, Points, Vectors, keys, points, room, slices
 
 ROWS = 1024
 """Queries looked up together."""
@@ -55,16 +55,11 @@ def nearest(
     available = len(gallery) - own
     if not 1 <= k <= available:
         raise EvaluationError(f"k = {k} neighbours asked for; expected 1 to {available}, the images to choose from")
-    exactly = queries.device.type != "cpu" or (k + SPARE) * FEW > len(gallery)
-    step = min(ROWS, max(64, room(queries.device) // len(gallery))) if exactly else ROWS
-    tolerance = 0.0 if exactly else queries.tolerance(gallery)
+    look = _Look.of(queries, gallery, k, own)
     parts = []
-    for rows in slices(len(queries), step):
+    for rows in slices(len(queries), look.step):
         rows_B = torch.arange(rows.start, rows.stop, device=queries.device)
-        if exactly:
-            parts.append(_nearest_exactly(queries, gallery, rows_B, k, own))
-        else:
-            parts.append(_nearest_of_rows(queries, gallery, rows_B, k, own, tolerance))
+        parts.append(look.quickly(rows_B) if look.blocks else look.exactly(rows_B))
     indices_Nk = torch.cat([indices for indices, _ in parts])
     scores_Nk = torch.cat([scores for _, scores in parts])
     if metric == "euclidean":
@@ -80,64 +75,82 @@ def query_and_gallery(
     if gallery_GD is None:
         return queries, queries
     gallery = points(gallery_GD, metric, device, "gallery vectors")
-    if queries.unit_ND.shape[1] != gallery.unit_ND.shape[1]:
+    if queries.raw_ND.shape[1] != gallery.raw_ND.shape[1]:
         raise EvaluationError(
-            f"queries have {queries.unit_ND.shape[1]} numbers a vector and the gallery {gallery.unit_ND.shape[1]}; "
+            f"queries have {queries.raw_ND.shape[1]} numbers a vector and the gallery {gallery.raw_ND.shape[1]}; "
             f"both must come from the same model"
         )
     scale = max(queries.scale, gallery.scale)
     return queries.rescaled(scale), gallery.rescaled(scale)
 
 
-def _nearest_of_rows(
-    queries: Points, gallery: Points, rows_B: Tensor, k: int, own: bool, tolerance: float
-) -> tuple[Tensor, Tensor]:
-    """Indices and exact scores of the k nearest of these queries, by way of quick scores."""
-    wanted = min(k + SPARE, len(gallery) - own)
-    candidates_BC, last_B = _candidates(queries, gallery, rows_B, wanted, own)
-    scores_BC = queries.pair_scores(rows_B, gallery, candidates_BC)
-    order_Bk = keys(scores_BC, candidates_BC, len(gallery)).topk(k).indices
-    indices_Bk, scores_Bk = candidates_BC.gather(1, order_Bk), scores_BC.gather(1, order_Bk)
-    if wanted < len(gallery) - own:
-        open_rows = torch.nonzero(scores_Bk[:, -1] <= last_B + tolerance).flatten()
-        for part in slices(len(open_rows), 64):
-            some = open_rows[part]
-            indices_Bk[some], scores_Bk[some] = _nearest_exactly(queries, gallery, rows_B[some], k, own)
-    return indices_Bk, scores_Bk
+@dataclass(frozen=True, eq=False)
+class _Look:
+    """What is looked for, and where."""
 
+    queries: Points
+    gallery: Points
+    k: int
+    own: bool
+    """Whether each query must be left out of its own list."""
+    step: int
+    blocks: list[tuple[slice, Block]]
+    """The gallery made ready for quick scores; empty where all queries are looked up exactly."""
+    tolerance: float
 
-def _nearest_exactly(queries: Points, gallery: Points, rows_B: Tensor, k: int, own: bool) -> tuple[Tensor, Tensor]:
-    """The same from the exact keys of all gallery images; a key tells the index of its image."""
-    best_Bk = torch.empty(len(rows_B), 0, dtype=torch.int64, device=rows_B.device)
-    scores_Bk = torch.empty(len(rows_B), 0, dtype=torch.float64, device=rows_B.device)
-    for columns in slices(len(gallery), room(rows_B.device) // len(rows_B)):
-        columns_C = torch.arange(columns.start, columns.stop, device=rows_B.device)
-        scores_BC = queries.scores(rows_B, gallery, columns)
-        keys_BC = keys(scores_BC, columns_C, len(gallery))
-        if own:
-            keys_BC.masked_fill_(rows_B[:, None] == columns_C, torch.iinfo(torch.int64).min)
-        new_Bk, where_Bk = keys_BC.topk(min(k, len(columns_C)))
-        best_Bk = torch.cat([best_Bk, new_Bk], 1)
-        best_Bk, kept_Bk = best_Bk.topk(min(k, best_Bk.shape[1]))
-        scores_Bk = torch.cat([scores_Bk, scores_BC.gather(1, where_Bk)], 1).gather(1, kept_Bk)
-    return (-best_Bk).remainder(len(gallery)), scores_Bk
+    @classmethod
+    def of(cls, queries: Points, gallery: Points, k: int, own: bool) -> _Look:
+        if queries.device.type != "cpu" or (k + SPARE) * FEW > len(gallery):
+            step = min(ROWS, max(64, room(queries.device) // len(gallery)))
+            return cls(queries, gallery, k, own, step, [], 0.0)
+        blocks = [(columns, gallery.block(columns)) for columns in slices(len(gallery), COLUMNS)]
+        return cls(queries, gallery, k, own, ROWS, blocks, queries.tolerance(gallery))
 
+    def quickly(self, rows_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Indices and exact scores of the k nearest of these queries, by way of quick scores."""
+        available = len(self.gallery) - self.own
+        candidates_BC, last_B = self.candidates(rows_B, min(self.k + SPARE, available))
+        scores_BC = self.queries.pair_scores(rows_B, self.gallery, candidates_BC)
+        order_Bk = keys(scores_BC, candidates_BC, len(self.gallery)).topk(self.k).indices
+        indices_Bk, scores_Bk = candidates_BC.gather(1, order_Bk), scores_BC.gather(1, order_Bk)
+        if candidates_BC.shape[1] < available:
+            open_rows = torch.nonzero(scores_Bk[:, -1] <= last_B + self.tolerance).flatten()
+            for part in slices(len(open_rows), 64):
+                some = open_rows[part]
+                indices_Bk[some], scores_Bk[some] = self.exactly(rows_B[some])
+        return indices_Bk, scores_Bk
 
-def _candidates(queries: Points, gallery: Points, rows_B: Tensor, wanted: int, own: bool) -> tuple[Tensor, Tensor]:
-    """The gallery indices with the highest quick scores, and the lowest of these scores, for each of the queries."""
-    block = queries.block(rows_B)
-    scores_BC = torch.empty(len(rows_B), 0, device=queries.device)
-    indices_BC = torch.empty(len(rows_B), 0, dtype=torch.int64, device=queries.device)
-    for columns in slices(len(gallery), COLUMNS):
-        new_BG = block.scores(gallery.block(columns))
-        if own:
-            inside = torch.nonzero((rows_B >= columns.start) & (rows_B < columns.stop)).flatten()
-            new_BG[inside, rows_B[inside] - columns.start] = -torch.inf
-        top_scores, top_indices = _top(new_BG, min(wanted, new_BG.shape[1]))
-        joined_BC = torch.cat([scores_BC, top_scores], 1)
-        scores_BC, kept = joined_BC.topk(min(wanted, joined_BC.shape[1]))
-        indices_BC = torch.cat([indices_BC, top_indices + columns.start], 1).gather(1, kept)
-    return indices_BC, scores_BC[:, -1]
+    def exactly(self, rows_B: Tensor) -> tuple[Tensor, Tensor]:
+        """The same from the exact keys of all gallery images; a key tells the index of its image."""
+        best_Bk = torch.empty(len(rows_B), 0, dtype=torch.int64, device=rows_B.device)
+        scores_Bk = torch.empty(len(rows_B), 0, dtype=torch.float64, device=rows_B.device)
+        for columns in slices(len(self.gallery), room(rows_B.device) // len(rows_B)):
+            columns_C = torch.arange(columns.start, columns.stop, device=rows_B.device)
+            scores_BC = self.queries.scores(rows_B, self.gallery, columns)
+            keys_BC = keys(scores_BC, columns_C, len(self.gallery))
+            if self.own:
+                keys_BC.masked_fill_(rows_B[:, None] == columns_C, torch.iinfo(torch.int64).min)
+            new_Bk, where_Bk = keys_BC.topk(min(self.k, len(columns_C)))
+            best_Bk = torch.cat([best_Bk, new_Bk], 1)
+            best_Bk, kept_Bk = best_Bk.topk(min(self.k, best_Bk.shape[1]))
+            scores_Bk = torch.cat([scores_Bk, scores_BC.gather(1, where_Bk)], 1).gather(1, kept_Bk)
+        return (-best_Bk).remainder(len(self.gallery)), scores_Bk
+
+    def candidates(self, rows_B: Tensor, wanted: int) -> tuple[Tensor, Tensor]:
+        """The gallery indices with the highest quick scores, and the lowest of these, for each of the queries."""
+        block = self.queries.block(rows_B)
+        scores_BC = torch.empty(len(rows_B), 0)
+        indices_BC = torch.empty(len(rows_B), 0, dtype=torch.int64)
+        for columns, near in self.blocks:
+            new_BG = block.scores(near)
+            if self.own:
+                inside = torch.nonzero((rows_B >= columns.start) & (rows_B < columns.stop)).flatten()
+                new_BG[inside, rows_B[inside] - columns.start] = -torch.inf
+            top_scores, top_indices = _top(new_BG, min(wanted, new_BG.shape[1]))
+            joined_BC = torch.cat([scores_BC, top_scores], 1)
+            scores_BC, kept = joined_BC.topk(min(wanted, joined_BC.shape[1]))
+            indices_BC = torch.cat([indices_BC, top_indices + columns.start], 1).gather(1, kept)
+        return indices_BC, scores_BC[:, -1]
 
 
 def _top(scores_BG: Tensor, k: int, slots: int = 32) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,9 @@ Shapes: N vectors, B rows of a block, G gallery, C candidates, D numbers a vecto
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,6 +25,8 @@ Rows = Tensor | slice
 METRICS = ("cosine", "euclidean")
 GRID = 2.0**-30
 """Exact scores that round to the same multiple of this are tied; float32 vectors say nothing finer."""
+ROWS = 4096
+"""Vectors brought to float64 at once to measure their lengths."""
 LARGEST = 1 << 22
 """Float64 numbers that one step may hold on a CPU."""
 LARGEST_ON_GPU = 1 << 27
@@ -46,36 +50,39 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """Checked vectors on a device, brought into the unit ball."""
+    """Checked vectors on a device, which are brought into the unit ball some at a time."""
 
-    unit_ND: Tensor
-    """In float64: of length 1 for the cosine; divided by `scale` for the distance."""
+    raw_ND: Tensor
+    """In float32, as they were given."""
+    lengths_N: Tensor
+    """In float64."""
     metric: str
     scale: float
+    """What all are divided by for the Euclidean distance; for the cosine each is divided by its own length."""
 
     def __len__(self) -> int:
-        return len(self.unit_ND)
+        return len(self.raw_ND)
 
     @property
     def device(self) -> torch.device:
-        return self.unit_ND.device
+        return self.raw_ND.device
 
     def rescaled(self, scale: float) -> Points:
-        if scale == self.scale:
-            return self
-        return Points(self.unit_ND * (self.scale / scale), self.metric, scale)
+        return replace(self, scale=scale)
 
-    def only(self, rows: Rows) -> Points:
-        return Points(self.unit_ND[rows], self.metric, self.scale)
+    def unit(self, rows: Rows) -> Tensor:
+        """Some of the vectors in float64, none longer than 1."""
+        lengths = self.lengths_N[rows, None] if self.metric == "cosine" else self.scale
+        return self.raw_ND[rows].double().div_(lengths)
 
     def block(self, rows: Rows) -> Block:
-        unit_BD = self.unit_ND[rows]
+        unit_BD = self.unit(rows)
         halves_B = unit_BD.square().sum(1).div(2).float() if self.metric == "euclidean" else None
         return Block(ready_for_products(unit_BD.float()), halves_B)
 
     def scores(self, rows: Rows, gallery: Points, columns: Rows) -> Tensor:
         """Exact scores of some rows with some rows of a gallery."""
-        unit_BD, near_GD = self.unit_ND[rows], gallery.unit_ND[columns]
+        unit_BD, near_GD = self.unit(rows), gallery.unit(columns)
         scores_BG = unit_BD @ near_GD.T
         if self.metric == "euclidean":
             scores_BG -= unit_BD.square().sum(1, keepdim=True) / 2
@@ -89,10 +96,11 @@ class Points:
     def pair_scores(self, rows: Tensor, gallery: Points, indices_BC: Tensor) -> Tensor:
         """Exact scores of each of these rows with its own candidates in the gallery."""
         scores_BC = torch.empty(indices_BC.shape, dtype=torch.float64, device=self.device)
-        for part in slices(len(rows), room(self.device) // (indices_BC.shape[1] * self.unit_ND.shape[1])):
-            unit_B1D, near_BCD = self.unit_ND[rows[part], None], gallery.unit_ND[indices_BC[part]]
+        for part in slices(len(rows), room(self.device) // (indices_BC.shape[1] * self.raw_ND.shape[1])):
+            unit_B1D = self.unit(rows[part])[:, None]
+            near_BCD = gallery.unit(indices_BC[part].flatten()).view(*indices_BC[part].shape, -1)
             if self.metric == "euclidean":
-                scores_BC[part] = (near_BCD - unit_B1D).square_().sum(-1) / -2
+                scores_BC[part] = near_BCD.sub_(unit_B1D).square_().sum(-1) / -2
             else:
                 scores_BC[part] = near_BCD.mul_(unit_B1D).sum(-1)
         return scores_BC
@@ -102,29 +110,29 @@ class Points:
 
         Measured and not derived, because it depends on the device, its library and its settings (TF32, bfloat16).
         """
-        some = [p.unit_ND[torch.linspace(0, len(p) - 1, min(len(p), 256)).long()] for p in (self, gallery)]
-        sample = Points(torch.cat(some), self.metric, self.scale)
-        block, everything = sample.block(slice(None)), slice(None)
-        worst = (block.scores(block) - sample.scores(everything, sample, everything)).abs().max()
-        return float(2 * worst.clamp(min=(1 + self.unit_ND.shape[1] ** 0.5) * 2.0**-24))
+        some = [(part, torch.linspace(0, len(part) - 1, min(len(part), 256)).long()) for part in (self, gallery)]
+        raw_ND = torch.cat([part.raw_ND[rows] for part, rows in some])
+        lengths_N = torch.cat([part.lengths_N[rows] for part, rows in some])
+        sample, everything = Points(raw_ND, lengths_N, self.metric, self.scale), slice(None)
+        block = sample.block(everything)
+        worst = float((block.scores(block) - sample.scores(everything, sample, everything)).abs().max())
+        rounding: float = (1 + raw_ND.shape[1] ** 0.5) * 2.0**-24
+        return max(2 * worst, rounding)
 
 
 def points(vectors_ND: Vectors, metric: str, device: str | torch.device, name: str = "vectors") -> Points:
     """The vectors on the device, checked: a figure made from NaN or from a zero vector would be a lie."""
     if metric not in METRICS:
         raise EvaluationError(f"unknown metric '{metric}'{did_you_mean(metric, METRICS)}")
-    unit_ND = checked(vectors_ND, device, name).double()
-    norms_N = torch.linalg.vector_norm(unit_ND, dim=1)
-    if metric == "euclidean":
-        scale = float(norms_N.max()) or 1.0
-        return Points(unit_ND.div_(scale), metric, scale)
-    if (norms_N == 0).any():
-        zeros = torch.nonzero(norms_N == 0).flatten()
+    raw_ND = checked(vectors_ND, device, name)
+    lengths_N = torch.cat([torch.linalg.vector_norm(part.double(), dim=1) for part in torch.split(raw_ND, ROWS)])
+    if metric == "cosine" and (lengths_N == 0).any():
+        zeros = torch.nonzero(lengths_N == 0).flatten()
         raise EvaluationError(
-            f"{name}: {len(zeros)} of {len(norms_N)} are zero, the first in row {int(zeros[0])}; the cosine needs a "
+            f"{name}: {len(zeros)} of {len(lengths_N)} are zero, the first in row {int(zeros[0])}; the cosine needs a "
             f"direction: leave these rows out, or use metric='euclidean'"
         )
-    return Points(unit_ND.div_(norms_N[:, None]), metric, 1.0)
+    return Points(raw_ND, lengths_N, metric, float(lengths_N.max()) or 1.0)
 
 
 def checked(vectors_ND: Vectors, device: str | torch.device, name: str = "vectors") -> Tensor:
@@ -161,9 +169,22 @@ def _writable(array: NDArray[np.floating]) -> NDArray[np.floating]:
 
 
 def ready_for_products(block_BD: Tensor) -> Tensor:
-    """On x86 the block in oneDNN's keeping: its float32 product is full precision, and twice as quick on AMD as MKL."""
+    """On x86 that is not Intel's the block in oneDNN's keeping, whose full float32 product is quicker there than MKL's.
+
+    On Intel's MKL is half as quick again, since oneDNN must copy the product out of its keeping.
+    """
     quick = block_BD.device.type == "cpu" and torch.backends.cpu.get_cpu_capability().startswith("AVX")
-    return block_BD.to_mkldnn() if quick and torch.backends.mkldnn.is_available() else block_BD  # type: ignore[no-untyped-call]
+    if not quick or _is_intel() or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return block_BD
+    ready_BD: Tensor = block_BD.to_mkldnn()
+    return ready_BD
+
+
+@cache
+def _is_intel() -> bool:
+    """As Linux tells it; elsewhere no."""
+    told = Path("/proc/cpuinfo")
+    return told.is_file() and "GenuineIntel" in told.read_text()
 
 
 def products(left_BD: Tensor, right_GD: Tensor) -> Tensor:
