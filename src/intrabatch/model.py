@@ -12,7 +12,7 @@ from dataclasses import asdict
 import torch
 from torch import Tensor, nn
 
-from .backbone import Embedder
+from .backbone import Embedder, require_size
 from .config import Config, LossConfig, MessagesConfig
 from .errors import DataError
 from .group_loss import GroupLoss
@@ -118,6 +118,7 @@ class Network(nn.Module):
     def __init__(self, config: Config, num_classes: int, *, load_weights: bool = True) -> None:
         super().__init__()
         self.embedder = Embedder(config.model, load_weights=load_weights)
+        require_size(self.embedder.backbone, config.model.backbone, config.image.crop)
         self.loss = IntraBatchLoss(num_classes, config.model.dim, messages=config.messages, loss=config.loss)
 
     def forward(self, images_B3HW: Tensor, labels_B: Tensor) -> dict[str, Tensor]:

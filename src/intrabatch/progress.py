@@ -8,13 +8,14 @@ from __future__ import annotations
 import importlib.util
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichBar
+from rich.text import Text
 
 from .errors import ConfigError, MissingExtra, did_you_mean
 
@@ -69,15 +70,24 @@ class PlainLines(Quiet):
         self.say(epoch_line(record))
 
 
+class CaptionedBar(RichBar):
+    """A bar under a line of text, so that on a narrow terminal neither pushes the other out."""
+
+    caption = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield Text(self.caption)
+        yield from super().get_renderables()
+
+
 class LiveDisplay(Quiet):
-    """A bar with speed, losses and time left; a line above it for every finished epoch."""
+    """Losses, speed and the last score over a bar with the time left; a line above them for every finished epoch."""
 
     refresh_seconds = 0.25
 
     def __init__(self) -> None:
         self.console = Console(stderr=True)
-        self.bar = RichBar(
-            TextColumn("{task.description}"),
+        self.bar = CaptionedBar(
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -85,8 +95,9 @@ class LiveDisplay(Quiet):
             TimeRemainingColumn(),
             console=self.console,
         )
-        self.task = self.bar.add_task("starting", total=None)
+        self.task = self.bar.add_task("training", total=None)
         self.last = 0.0
+        self.scores: Record = {}
 
     def say(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False)
@@ -99,9 +110,11 @@ class LiveDisplay(Quiet):
         now = time.monotonic()
         if now - self.last > self.refresh_seconds:
             self.last = now
-            self.bar.update(self.task, completed=number, description=short_line(read()))
+            self.bar.caption = epoch_line({**read(), **self.scores})
+            self.bar.update(self.task, completed=number)
 
     def epoch(self, record: Record) -> None:
+        self.scores = {key: value for key, value in record.items() if key in SHOWN} or self.scores
         self.say(epoch_line(record))
 
     def end(self) -> None:
@@ -110,14 +123,10 @@ class LiveDisplay(Quiet):
 
 def epoch_line(record: Record) -> str:
     """One epoch in one line."""
-    parts = [f"epoch {record['epoch']:>3.0f}", short_line(record)]
-    parts += [f"{key} {100 * value:.1f}" for key, value in record.items() if key in SHOWN]
-    return "  ".join(parts)
-
-
-def short_line(record: Record) -> str:
     losses = [f"{key.removeprefix('loss/')} {value:.3f}" for key, value in record.items() if key.startswith("loss")]
-    return "  ".join([*losses, f"lr {record['learning_rate']:.2g}", f"{record['images_per_second']:.0f} images/s"])
+    scores = [f"{key} {100 * value:.1f}" for key, value in record.items() if key in SHOWN]
+    pace = [f"lr {record['learning_rate']:.2g}", f"{record['images_per_second']:.0f} images/s"]
+    return "  ".join([f"epoch {record['epoch']:>3.0f}", *losses, *pace, *scores])
 
 
 class Tracker(Protocol):
