@@ -108,6 +108,12 @@ def test_message_passing_at_test_time(trained, photos, capsys):
     assert "choose from: none, k-reciprocal" in mistake(capsys, "evaluate", trained, "--refine", "magic")
     size = ["--set", "evaluation.refine_size=500"]
     assert "500" in mistake(capsys, "evaluate", trained, photos, "--refine", "nearest", *size)
+    several = json.loads(said(capsys, "evaluate", trained, trained, photos, "--refine", "k-reciprocal", "--json")[1])
+    assert several["protocol"]["refinement"] == "k-reciprocal"
+    assert several["metrics"] == pytest.approx(refined["metrics"], abs=1e-6)
+    assert "--refine needs the message passing of a run" in mistake(
+        capsys, "evaluate", "--embeddings", "vectors.npz", "--refine", "nearest"
+    )
 
 
 def test_evaluate_other_images(trained, photos, capsys):
@@ -186,6 +192,15 @@ def test_seeds_and_students(photos, trained, tmp_path, capsys):
         capsys, "distil", trained, "--how", "feature", "--out", tmp_path / "x"
     )
     assert "--seeds and --ensemble cannot be given together" in mistake(capsys, *seeds, "--ensemble", "2")
+
+
+def test_a_student_of_other_data_is_refused(trained, photos, tmp_path, capsys):
+    capsys.readouterr()
+    distil = ["distil", trained, "--how", "features", "--out", tmp_path / "student"]
+    line = mistake(capsys, *distil, "--set", "data.split_seed=3")
+    assert "training classes, the teacher" in line and "give the data and split it was trained on" in line
+    assert "no such folder or file" in mistake(capsys, *distil, "--set", "data.path=nowhere")
+    assert not (tmp_path / "student").exists()
 
 
 def test_which_neighbours_count(trained, photos, tmp_path, capsys):

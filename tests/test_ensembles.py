@@ -24,7 +24,9 @@ from intrabatch.ensembles import (
     trained_run,
 )
 from intrabatch.errors import ConfigError, EvaluationError, RunError
+from intrabatch.evaluate import measure_vectors
 from intrabatch.progress import Quiet
+from intrabatch.refine import refine
 from intrabatch.run import Run
 from intrabatch.train import train
 from intrabatch.trained import Trained
@@ -121,6 +123,37 @@ def test_an_ensembles_figures_are_those_of_the_joined_vectors(seeds):
     protocol = found["protocol"]
     assert protocol["ensemble_of"] == 3 and protocol["seed"] == [0, 1, 2] and protocol["split"] == "test"
     assert found["run"] == ", ".join(map(str, paths))
+
+
+def test_refined_ensembles_and_comparisons(tmp_path, monkeypatch):
+    """--refine counts for several runs too: each refines its own vectors, which then stand side by side."""
+    config = tiny_config("train.epochs=1")
+    paths = [train(replace(config, train=replace(config.train, seed=s)), tiny_images(), tmp_path / str(s)).path
+             for s in (0, 1)]  # fmt: skip
+
+    def refining(config):
+        return settings.override(config, ["evaluation.refine=nearest", "evaluation.refine_size=3"])
+
+    images, joined, seen = tiny_images().only("test"), [], []
+    for path in paths:
+        raw = Trained.open(path, "cpu").vectors(images, unit=False)
+        passing = Trained.open(path, "cpu").network.loss.passing
+        refined = refine(raw, passing, "nearest", 3)
+        joined.append(refined / np.linalg.norm(refined, axis=1, keepdims=True))
+    expected = measure_vectors(np.hstack(joined), images.labels, images.roles, config.evaluation)
+
+    def measured(vectors, *others):
+        seen.append(vectors)
+        return measure_vectors(vectors, *others)
+
+    monkeypatch.setattr(ensembles, "measure_vectors", measured)
+    found = evaluate_ensemble(paths, change=refining)
+    assert np.allclose(seen[0], np.hstack(joined) / math.sqrt(2), atol=1e-5)
+    assert found["metrics"] == pytest.approx(expected["metrics"]) and found["protocol"]["refinement"] == "nearest"
+    alone = measure_vectors(joined[1], images.labels, images.roles, config.evaluation)["metrics"]
+    compared = compare_runs(*paths, change=refining)
+    assert compared["comparison"]["map@r"]["second"] == pytest.approx(alone["map@r"])
+    assert compared["protocol"]["refinement"] == "nearest"
 
 
 def test_training_an_ensemble_goes_on_from_seeds_that_are_there(seeds, tmp_path, monkeypatch):

@@ -263,11 +263,12 @@ def run_distil(arguments: Namespace) -> int:
     from .ensembles import finished_run
     from .progress import make_display
     from .run import Run
-    from .workflow import resumed_images
+    from .workflow import prepared_images, resumed_images
 
     teacher, out, display = Run.open(arguments.teacher), arguments.out, make_display(arguments.quiet)
     config = configured(arguments, student_config(teacher.config))
-    images = resumed_images(teacher)
+    same_data = config.data == teacher.config.data
+    images = resumed_images(teacher) if same_data else prepared_images(config, False, display.say)
     run = finished_run(
         out,
         config,

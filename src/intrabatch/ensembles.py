@@ -45,18 +45,30 @@ FALSE_START = {"config.yaml", "classes.json", "splits.csv", "environment.json", 
 def evaluate_ensemble(
     paths: Sequence[Path], data: str | None = None, change: Change = lambda config: config
 ) -> Figures:
-    """Figures of the runs together: their unit vectors side by side, on their common test set or on other images."""
+    """Figures of the runs together: their unit vectors side by side, on their common test set or on other images.
+
+    Where `evaluation.refine` asks for message passing at test time, each run refines its own vectors first.
+    """
     return ensemble_figures(*_on_one_test_set(paths, data, change))
 
 
 def ensemble_figures(trained: Sequence[Trained], images: ImageSet, split: str) -> Figures:
     """All figures of labelled images as the runs together embed them."""
-    vectors_ND = ensemble_vectors([one.vectors(images) for one in trained])
+    vectors_ND = ensemble_vectors([_tested_vectors(one, images) for one in trained])
     config, device = trained[0].config.evaluation, str(trained[0].device)
     figures = measure_vectors(vectors_ND, images.labels, images.roles, config, device, images.classes)
     protocols = [protocol_of(one.run, one.run.epoch(), split, images) for one in trained]
-    figures["protocol"] |= _common(protocols) | {"ensemble_of": len(trained)}
+    figures["protocol"] |= _common(protocols) | {"ensemble_of": len(trained), "refinement": config.refine}
     return figures | {"run": ", ".join(str(one.run.path) for one in trained)}
+
+
+def _tested_vectors(one: Trained, images: ImageSet) -> NDArray[np.float32]:
+    """Unit vectors as the run is to be measured by: the backbone's, or refined by message passing."""
+    if one.config.evaluation.refine == "none":
+        return one.vectors(images)
+    refined_ND = one.refined_vectors(images)
+    unit_ND: NDArray[np.float32] = refined_ND / np.linalg.norm(refined_ND, axis=1, keepdims=True)
+    return unit_ND
 
 
 def ensemble_vectors(vectors: Iterable[NDArray[np.float32]]) -> NDArray[np.float32]:
@@ -70,12 +82,14 @@ def compare_runs(first: Path, second: Path, data: str | None = None, change: Cha
     """Every retrieval figure of both runs, and the second minus the first with its interval over classes."""
     trained, images, split = _on_one_test_set((first, second), data, change)
     config, device = trained[0].config.evaluation, str(trained[0].device)
-    left, right = (retrieval_of(one.vectors(images), images.labels, images.roles, config, device) for one in trained)
+    vectors = [_tested_vectors(one, images) for one in trained]
+    left, right = (retrieval_of(part_ND, images.labels, images.roles, config, device) for part_ND in vectors)
     found = {name: compared(left.values[name], right.values[name], left.labels) for name in left.values}
     comparison = {name: asdict(figure) | {"verdict": figure.verdict} for name, figure in found.items()}
     protocol = _common([protocol_of(one.run, one.run.epoch(), split, images) for one in trained])
     meaning = "95 % bootstrap over classes; p by swapping the runs class by class"
-    return {"runs": [str(first), str(second)], "comparison": comparison, "protocol": protocol | {"interval": meaning}}
+    protocol |= {"interval": meaning, "refinement": config.refine}
+    return {"runs": [str(first), str(second)], "comparison": comparison, "protocol": protocol}
 
 
 def comparison_lines(figures: Figures) -> list[str]:

@@ -61,6 +61,8 @@ def evaluate_run(path: Path, data: str | None, change: Callable[[Config], Config
 
 def evaluate_file(files: list[Path], config: Config) -> dict[str, Any]:
     """Figures of vectors made by whatever model."""
+    if config.evaluation.refine != "none":
+        raise EvaluationError("--refine needs the message passing of a run; vectors alone (--embeddings) have none")
     if len(files) > 2:
         raise EvaluationError(f"--embeddings takes one file, or a .npy and its .csv; got {len(files)}")
     embeddings = load_embeddings(files[0], files[1] if len(files) == 2 else None)
