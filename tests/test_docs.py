@@ -1,7 +1,12 @@
-"""The documents: their files exist, their commands parse, their code runs, and what they name is there."""
+"""The documents: their files exist, their commands parse, their code runs, and what they name is there.
 
+    python tests/test_docs.py    writes docs/cli.md and docs/tree.md anew
+"""
+
+import ast
 import re
 import shlex
+from argparse import _SubParsersAction
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +71,38 @@ def test_the_tour_names_files_in_this_package():
     assert len(tour) >= 9 and all((ROOT / "src/intrabatch" / name).is_file() for name in tour)
 
 
+def command_line_page():
+    """docs/cli.md: what every command answers to --help."""
+    parser = make_parser()
+    commands = next(action for action in parser._actions if isinstance(action, _SubParsersAction))
+    parts = [("intrabatch", parser), *((f"intrabatch {name}", one) for name, one in commands.choices.items())]
+    head = "# The command line\n\nWhat every command answers to `--help`; written by `python tests/test_docs.py`.\n"
+    return head + "".join(f"\n## {name}\n\n```text\n{one.format_help()}```\n" for name, one in parts)
+
+
+def tree_page():
+    """docs/tree.md: every module with the first sentence of what it says about itself."""
+    package = ROOT / "src/intrabatch"
+    head = "The package as it lies on disk, written by `python tests/test_docs.py`; for a reading order see "
+    lines = ["# The files", "", head + "[the tour](../README.md#a-guided-tour).", "", "| file | what it does |", "|---|---|"]
+    for path in sorted(package.rglob("*.py"), key=lambda path: (path.parent, path.name)):
+        said = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n")[0]
+        name = path.relative_to(package)
+        lines += [f"| [{name}](../src/intrabatch/{name}) | {said} |"] if said else []
+    return "\n".join(lines) + "\n"
+
+
+PAGES = {"docs/cli.md": command_line_page, "docs/tree.md": tree_page}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_pages_agree_with_the_code(name, monkeypatch):
+    """Word by word; Python's versions break the lines of a help text differently."""
+    monkeypatch.setenv("COLUMNS", "80")
+    written = (ROOT / name).read_text(encoding="utf-8")
+    assert written.split() == PAGES[name]().split(), "write it anew: python tests/test_docs.py"
+
+
 def test_version_and_changelog_agree():
     from intrabatch import __version__
 
@@ -75,3 +112,11 @@ def test_version_and_changelog_agree():
 def test_constraints_are_names_and_versions_only():
     for line in (ROOT / "constraints.txt").read_text().splitlines():
         assert line.startswith("#") or re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.]*", line), line
+
+
+if __name__ == "__main__":
+    import os
+
+    os.environ["COLUMNS"] = "80"
+    for page, text in PAGES.items():
+        (ROOT / page).write_text(text(), encoding="utf-8")
