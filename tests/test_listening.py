@@ -12,7 +12,7 @@ from conftest import tiny_config, tiny_images
 from PIL import Image
 
 from intrabatch import listening
-from intrabatch.errors import ConfigError, DataError, WeightsError
+from intrabatch.errors import ConfigError, DataError, WeightsError, WriteError
 from intrabatch.listening import ATTENTION, TRAINED, UNTRAINED, Listening, listen, listening_lines, save_listening
 from intrabatch.model import Network
 from intrabatch.train import train
@@ -136,6 +136,12 @@ def test_what_is_written(found: Listening, tmp_path: Path) -> None:
     lines = listening_lines(figures, tmp_path)
     assert lines[1] == f"  {ATTENTION:<24}{100 * figures['own_class_share'][ATTENTION]:>6.1f}"
     assert lines[4].endswith("20.0")  # one of five neighbours
+
+
+def test_a_folder_that_cannot_be_written(found: Listening, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(WriteError, match=r"--out .*file cannot be written: File exists"):
+        save_listening(tmp_path / "file", found, {})
 
 
 def test_without_initial_weights_there_is_no_comparison(

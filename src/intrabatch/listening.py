@@ -23,7 +23,7 @@ from torch import Tensor
 
 from .data.image_set import SPLITS, ImageSet
 from .data.load import load_images
-from .errors import ConfigError, DataError, WeightsError, did_you_mean
+from .errors import ConfigError, DataError, WeightsError, WriteError, did_you_mean
 from .influence import attention_matrix, gradient_matrix, neighbour_shares, neighbours_by_weight, own_class_share
 from .model import Network
 from .report.content import Grid
@@ -133,7 +133,14 @@ def _gradients(trained: Trained, batch: ImageSet) -> Tensor:
 
 def save_listening(out: Path, found: Listening, about: dict[str, Any]) -> dict[str, Any]:
     """Write figures, matrices and pictures into the folder `out`; returns the figures."""
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        return _saved(out, found, about)
+    except OSError as error:
+        raise WriteError(f"--out {out} cannot be written: {error.strerror or error}") from None
+
+
+def _saved(out: Path, found: Listening, about: dict[str, Any]) -> dict[str, Any]:
     batch, shares = found.images, found.own_class_shares()
     names = [batch.classes[label] for label in batch.labels]
     arrays = {name.replace(", ", "_"): matrix.numpy() for name, matrix in found.matrices.items()}

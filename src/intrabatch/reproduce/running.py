@@ -268,7 +268,8 @@ def _footer(table: Figures) -> list[str]:
         if "environment" in row:
             made = row["environment"]
             versions = f"intrabatch {made['intrabatch']}, torch {made['packages']['torch']}"
-            return [*lines, f"{versions}, {made['platform']}, device {made['device']}."]
+            system, threads = made["platform"].partition("-")[0], made["cpu_threads"]
+            return [*lines, f"{versions}, {system}, device {made['device']}, {threads} threads a training."]
     return lines
 
 
