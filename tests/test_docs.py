@@ -84,7 +84,8 @@ def tree_page():
     """docs/tree.md: every module with the first sentence of what it says about itself."""
     package = ROOT / "src/intrabatch"
     head = "The package as it lies on disk, written by `python tests/test_docs.py`; for a reading order see "
-    lines = ["# The files", "", head + "[the tour](../README.md#a-guided-tour).", "", "| file | what it does |", "|---|---|"]
+    lines = ["# The files", "", head + "[the tour](../README.md#a-guided-tour).", ""]
+    lines += ["| file | what it does |", "|---|---|"]
     for path in sorted(package.rglob("*.py"), key=lambda path: (path.parent, path.name)):
         said = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n")[0]
         name = path.relative_to(package)
