@@ -50,9 +50,9 @@ class ClusteringFigures:
     recipe: str
 
     def summary(self) -> dict[str, float]:
-        """Means over seeds, and the distance from the lowest to the highest NMI."""
+        """Means over seeds, and, of two seeds or more, the distance from the lowest to the highest NMI."""
         means = {name: float(values.mean()) for name, values in self.values.items()}
-        return means | {"nmi-spread": float(np.ptp(self.values["nmi"]))}
+        return means | ({"nmi-spread": float(np.ptp(self.values["nmi"]))} if len(self.values["nmi"]) > 1 else {})
 
 
 def nmi_figures(

@@ -253,8 +253,8 @@ class EvalConfig:
     nmi_recipe: Literal["greedy", "random"] = "greedy"
     """how k-means is seeded for NMI: greedy k-means++ (scikit-learn's) or random images (faiss's); it moves the
     figure by points"""
-    nmi_seeds: int = 1
-    """k-means seeds; NMI is their mean, with the spread beside it"""
+    nmi_seeds: int = 3
+    """k-means seeds; NMI is their mean, with the spread beside it if there are two or more"""
     refine: Literal[
         "none", "k-reciprocal", "nearest", "k-means", "ward", "spectral", "birch", "dbscan", "optics"
     ] = "none"

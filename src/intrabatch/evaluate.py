@@ -7,6 +7,7 @@ stamped on the result. It does not know training.
 from __future__ import annotations
 
 import hashlib
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -99,12 +100,18 @@ def protocol_of(run: Run, epoch: int, split: str, images: ImageSet) -> dict[str,
 
 
 def describe_set(images: ImageSet) -> dict[str, Any]:
-    """Counts, and a hash of the list of images and labels: equal hashes mean the same test."""
-    pairs = zip(images.names, images.labels, strict=True)
-    listing = "\n".join(f"{name}\t{images.classes[label]}" for name, label in pairs)
+    """Counts, and the hash of the test list."""
+    labels = [images.classes[label] for label in images.labels]
+    return describe_list(images.names, labels, None if images.roles is None else images.roles.tolist())
+
+
+def describe_list(names: Sequence[str], labels: Sequence[str], roles: Sequence[str] | None) -> dict[str, Any]:
+    """Counts, and a hash of the names, labels and roles: equal hashes mean the same test."""
+    columns = [names, labels] if roles is None else [names, labels, roles]
+    listing = "\n".join("\t".join(row) for row in zip(*columns, strict=True))
     return {
-        "num_images": len(images),
-        "num_classes": len(images.classes),
+        "num_images": len(names),
+        "num_classes": len(set(labels)),
         "test_list_sha256": hashlib.sha256(listing.encode()).hexdigest()[:16],
     }
 
@@ -134,9 +141,26 @@ def measure_vectors(
             "num_queries_without_match": retrieval.num_queries_without_match,
             "embedding_size": vectors_ND.shape[1],
             "nmi_recipe": clusters.recipe,
-            "intrabatch": VERSION,
-        },
+            "versions": versions(),
+        }
+        | _left_out(config, retrieval),
     }
+
+
+def versions() -> dict[str, str]:
+    """Of what the figures are computed with."""
+    return {
+        "intrabatch": VERSION,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+    }
+
+
+def _left_out(config: EvalConfig, retrieval: Retrieval) -> dict[str, Any]:
+    """The K that were asked for and could not be, for `retrieval_of` leaves them out."""
+    ks = [k for k in config.recall_at if f"recall@{k}" not in retrieval.values]
+    return {"recall_left_out": f"at {', '.join(map(str, ks))}: more than there are gallery images"} if ks else {}
 
 
 def bootstrap(retrieval: Retrieval, name: str) -> list[float]:
@@ -152,7 +176,8 @@ def retrieval_of(
     config: EvalConfig,
     device: str = "cpu",
 ) -> Retrieval:
-    """Retrieval figures at those K that the gallery is large enough for."""
-    num_gallery = len(vectors_ND) - 1 if roles_N is None else int((roles_N != "query").sum())
-    ks = [k for k in config.recall_at if k <= num_gallery] or [1]
+    """Retrieval figures at those K that the gallery is large enough for, a query itself not counted in it."""
+    roles = np.full(len(vectors_ND), "both") if roles_N is None else roles_N
+    available = int((roles != "query").sum()) - (not (roles == "query").any())
+    ks = [k for k in config.recall_at if k <= available] or [1]
     return retrieval_figures(vectors_ND, labels_N, ks=ks, roles_N=roles_N, device=device)

@@ -73,7 +73,8 @@ def over_classes(values_Q: ArrayLike, labels_Q: ArrayLike, *, seed: int = 0, dra
     sums_C, sizes_C = _by_class(values_Q, labels_Q, draws)
 
     def means_of_drawn_classes(rng: Generator, num: int) -> Floats:
-        times_RC = rng.multinomial(len(sums_C), np.full(len(sums_C), 1 / len(sums_C)), num)
+        drawn_RC = rng.integers(0, len(sums_C), (num, len(sums_C)), dtype=np.int32)
+        times_RC = np.stack([np.bincount(drawn_C, minlength=len(sums_C)) for drawn_C in drawn_RC])
         return np.asarray((times_RC @ sums_C) / (times_RC @ sizes_C))
 
     low, high = np.quantile(_drawn(means_of_drawn_classes, len(sums_C), seed, draws), [0.025, 0.975])
