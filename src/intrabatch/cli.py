@@ -134,7 +134,9 @@ def _evaluate(commands: Any) -> None:
     parser.add_argument("--compare", action="store_true", help="two runs: is the second better?")
     text = "vectors with labels: .npz, .parquet, or .npy and .csv"
     parser.add_argument("--embeddings", nargs="+", type=Path, metavar="FILE", help=text)
-    parser.add_argument("--refine", metavar="METHOD", help=settings.fields_help(EvalConfig)["refine"])
+    texts = settings.fields_help(EvalConfig)
+    parser.add_argument("--refine", metavar="METHOD", help=texts["refine"])
+    parser.add_argument("--nmi-recipe", metavar="{greedy,random}", help=texts["nmi_recipe"])
     _add_settings(parser, with_file=False)
     _add_output(parser)
 

@@ -25,15 +25,16 @@ Figures = dict[str, Any]
 
 
 def configured(arguments: Namespace, base: Config) -> Config:
-    """The base configuration with --config, --set, --device and --refine applied, in this order."""
+    """The base configuration with --config, --set, --device, --refine and --nmi-recipe applied, in this order."""
     config = base
     if getattr(arguments, "config", None):
         config = settings.update(config, settings.parse_yaml(_read_text(arguments.config), str(arguments.config)))
     config = settings.override(config, arguments.set)
     if arguments.device:
         config = settings.update(config, {"train": {"device": arguments.device}})
-    if getattr(arguments, "refine", None):
-        config = settings.update(config, {"evaluation": {"refine": arguments.refine}})
+    for option in ("refine", "nmi_recipe"):
+        if getattr(arguments, option, None):
+            config = settings.update(config, {"evaluation": {option: getattr(arguments, option)}})
     return config
 
 

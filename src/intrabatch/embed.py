@@ -128,7 +128,8 @@ def _read_columns(path: Path, labels: Path | None) -> dict[str, np.ndarray]:
 
         if labels is None:
             raise ValueError("a .npy holds vectors only; give the labels as a second file: VECTORS.npy LABELS.csv")
-        table = csv.read_csv(labels)
+        as_text = {name: pa.string() for name in ("path", "label", "role")}  # '01' and '1' are two labels
+        table = csv.read_csv(labels, convert_options=csv.ConvertOptions(column_types=as_text))
         return {"vector": np.load(path, allow_pickle=False)} | {n: table[n].to_numpy() for n in table.column_names}
     raise ValueError(f"unknown kind of file '{path.suffix}'; choose from: .parquet, .npz, .npy with a .csv")
 

@@ -14,9 +14,10 @@ from .data.check import broken_sample, check, drop_broken, require_trainable, re
 from .data.image_set import ImageSet
 from .data.load import load_images, singletons, with_splits, with_splits_of
 from .data.reading import read_any_images
+from .devices import pick_device
 from .embed import load_embeddings
 from .errors import EvaluationError
-from .evaluate import measure_vectors
+from .evaluate import describe_list, measure_vectors
 from .run import Run
 from .trained import Trained
 
@@ -68,8 +69,10 @@ def evaluate_file(files: list[Path], config: Config) -> dict[str, Any]:
     embeddings = load_embeddings(files[0], files[1] if len(files) == 2 else None)
     classes, labels = np.unique(embeddings.labels, return_inverse=True)
     roles = None if embeddings.roles is None else np.array(embeddings.roles)
-    figures = measure_vectors(embeddings.vectors_ND, labels.astype(np.int64), roles, config.evaluation)
-    figures["protocol"] |= {"split": "all", "num_images": len(labels), "num_classes": len(classes)}
+    device = str(pick_device(config.train.device))
+    found = embeddings.vectors_ND, labels.astype(np.int64), roles
+    figures = measure_vectors(*found, config.evaluation, device, [str(name) for name in classes])
+    figures["protocol"] |= {"split": "all"} | describe_list(embeddings.names, embeddings.labels, embeddings.roles)
     return figures | {"run": None, "embeddings": str(files[0])}
 
 
