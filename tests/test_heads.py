@@ -140,6 +140,34 @@ def test_works_in_a_loop_written_for_pytorch_metric_learning():
     assert losses[-1] < 0.6 * losses[0]
 
 
+def test_works_in_the_trainer_of_pytorch_metric_learning():
+    trainers = pytest.importorskip("pytorch_metric_learning.trainers", reason="a neighbour's library, for this test")
+    torch.manual_seed(0)
+    images, labels = torch.randn(24, 10), torch.arange(6).repeat_interleave(4)
+    embedder, loss_func = torch.nn.Linear(10, 16), IntraBatchLoss(num_classes=6, dim=16)
+    before = [parameter.clone() for parameter in [*embedder.parameters(), loss_func.auxiliary.classify.weight]]
+    trunk = torch.nn.Linear(10, 10)
+    optimizers = {
+        "trunk_optimizer": torch.optim.AdamW(trunk.parameters(), lr=1e-2),
+        "embedder_optimizer": torch.optim.AdamW(embedder.parameters(), lr=1e-2),
+        "metric_loss_optimizer": torch.optim.AdamW(loss_func.parameters(), lr=1e-2),
+    }
+    trainer = trainers.MetricLossOnly(
+        {"trunk": trunk, "embedder": embedder},
+        optimizers,
+        batch_size=12,
+        loss_funcs={"metric_loss": loss_func},
+        dataset=torch.utils.data.TensorDataset(images, labels),
+        data_device="cpu",
+        dataloader_num_workers=0,
+    )
+    trainer.train(num_epochs=2)
+    after = [*embedder.parameters(), loss_func.auxiliary.classify.weight]
+    assert not any(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    with pytest.raises(DataError, match="mined pairs were given; it compares all images of a batch"):
+        loss_func(embedder(trunk(images)), labels, (labels, labels, labels))
+
+
 @pytest.mark.parametrize(
     ("feats", "labels", "message"),
     [

@@ -74,7 +74,10 @@ class IntraBatchLoss(nn.Module):
             width = dim * messages.steps if self.all_steps else dim
             self.refined = make_head(loss.messages_head, width, num_classes, loss, refined=True)
 
-    def forward(self, embeddings_BD: Tensor, labels_B: Tensor) -> Tensor:
+    def forward(self, embeddings_BD: Tensor, labels_B: Tensor, indices_tuple: None = None) -> Tensor:
+        """The loss of a batch; `indices_tuple` is where pytorch-metric-learning's trainers pass mined pairs."""
+        if indices_tuple is not None:
+            raise DataError("IntraBatchLoss: mined pairs were given; it compares all images of a batch, use no miner")
         return self.total(self.parts(embeddings_BD, labels_B))
 
     def total(self, parts: dict[str, Tensor]) -> Tensor:
