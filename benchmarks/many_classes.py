@@ -6,6 +6,7 @@
 A step is loss, gradient and update, with RAdam, or SparseAdam where the gradient is sparse. Each row runs in a process
 of its own, so that its peak memory is its own; one that would need more memory than is free is skipped, and says so.
 CPU time counts both cores' work and bears a busy machine better than the clock does.
+Writes benchmarks/results/many_classes.json and many_classes.md.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import argparse
 import json
 import os
 import resource
-import subprocess
-import sys
 import time
 from statistics import median
+from typing import Any
 
 import torch
+from machine import command, machine, machine_lines, measured_alone, write_results
 
 DIM, BATCH, BATCH_CLASSES, STEPS = 512, 54, 6, 20
 HEADS = ("full", "batch classes", "batch classes + 1,000 negatives", "hierarchical")
@@ -37,15 +38,15 @@ def head_of(kind: str, num_classes: int) -> torch.nn.Module:
     return BatchClassesHead(DIM, num_classes, negatives=negatives)
 
 
-def measure(kind: str, num_classes: int) -> dict[str, float]:
-    """The quickest step, the median of CPU time, and the peak memory; other classes in every step."""
+def measure(kind: str, num_classes: int) -> dict[str, Any]:
+    """The time of every step, and the peak memory; other classes in every step."""
     from intrabatch.many_classes import sparse_parameters
 
     head = head_of(kind, num_classes)
     sparse = sparse_parameters(head)
     optimizer = torch.optim.SparseAdam(sparse) if sparse else torch.optim.RAdam(head.parameters(), foreach=False)
     generator = torch.Generator().manual_seed(0)
-    seconds, cpu_seconds = [], []
+    milliseconds, cpu_milliseconds = [], []
     for _ in range(STEPS):
         classes = torch.randint(num_classes, (BATCH_CLASSES,), generator=generator)
         labels, feats = classes.repeat_interleave(BATCH // BATCH_CLASSES), torch.randn(BATCH, DIM, generator=generator)
@@ -53,10 +54,10 @@ def measure(kind: str, num_classes: int) -> dict[str, float]:
         optimizer.zero_grad()
         head(feats.requires_grad_(), labels).backward()
         optimizer.step()
-        seconds.append(time.perf_counter() - start)
-        cpu_seconds.append(time.process_time() - cpu_start)
+        milliseconds.append(1000 * (time.perf_counter() - start))
+        cpu_milliseconds.append(1000 * (time.process_time() - cpu_start))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"ms": 1000 * min(seconds), "cpu_ms": 1000 * median(cpu_seconds), "peak_mib": peak}
+    return {"ms": milliseconds, "cpu_ms": cpu_milliseconds, "peak_mib": peak}
 
 
 def skipped(kind: str, num_classes: int) -> str:
@@ -74,19 +75,35 @@ def main() -> None:
     if arguments.row:
         print(json.dumps(measure(arguments.row, arguments.classes[0])))
         return
-    print(f"D = {DIM}, {BATCH} images, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start\n")
-    print("| classes | head | step ms | CPU ms | peak memory MiB |\n|---|---|---|---|---|")
+    report: dict[str, Any] = {"command": command(), "machine": machine(), "rows": []}
+    report |= {"dim": DIM, "batch": BATCH, "batch_classes": BATCH_CLASSES, "steps": STEPS}
     for num_classes in arguments.classes:
         for kind in HEADS:
-            print(f"| {num_classes:,} | {kind} | {cells(kind, num_classes)} |", flush=True)
+            row: dict[str, Any] = {"classes": num_classes, "head": kind}
+            reason = skipped(kind, num_classes)
+            options = ("--classes", str(num_classes), "--row", kind)
+            row |= {"skipped": reason} if reason else measured_alone(__file__, *options)
+            report["rows"].append(row)
+            print(row, flush=True)
+    write_results("many_classes", report, markdown(report))
 
 
-def cells(kind: str, num_classes: int) -> str:
-    if reason := skipped(kind, num_classes):
-        return f"{reason} | |"
-    command = [sys.executable, __file__, "--classes", str(num_classes), "--row", kind]
-    row = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    return f"{row['ms']:.1f} | {row['cpu_ms']:.1f} | {row['peak_mib']:.0f}"
+def markdown(report: dict[str, Any]) -> list[str]:
+    lines = ["# One training step of a head over many classes", "", *machine_lines(report)]
+    lines.append(f"- n: {DIM} numbers, {BATCH} images of {BATCH_CLASSES} classes, {STEPS} steps a row")
+    lines += [
+        "",
+        "| classes | head | step ms, quickest (median) | CPU ms, median | peak memory MiB |",
+        "|---|---|---|---|---|",
+    ]
+    for row in report["rows"]:
+        start = f"| {row['classes']:,} | {row['head']} | "
+        if "skipped" in row:
+            lines.append(start + f"{row['skipped']} | | |")
+            continue
+        times = f"{min(row['ms']):.1f} ({median(row['ms']):.1f}) | {median(row['cpu_ms']):.1f}"
+        lines.append(start + f"{times} | {row['peak_mib']:.0f} |")
+    return lines
 
 
 if __name__ == "__main__":

@@ -1,27 +1,28 @@
 """Time and memory of building the batches for message passing at test time, and of refining by them.
 
-    python benchmarks/refine.py                  # 5,924 images (CUB): k-reciprocal, nearest, refine
-    python benchmarks/refine.py --every          # all eight constructions
-    python benchmarks/refine.py --images 60502   # Stanford Online Products
+    python benchmarks/refine.py                  # at the size of CUB all eight ways, of SOP those that scale
+    python benchmarks/refine.py --images 5924    # the first alone
 
 Each row runs in a process of its own, so that its peak memory is its own. Vectors are 512 numbers around class centres.
 CPU seconds count both cores' work: on a busy machine half of them is what an idle one with two cores would take.
+Writes benchmarks/results/refine.json and refine.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
-import subprocess
-import sys
 import time
+from typing import Any
 
 import numpy as np
+from machine import command, machine, machine_lines, measured_alone, write_results
 
 DIM, STEP = 512, "k-reciprocal, then refine"
 QUICK = ("k-reciprocal", "nearest", STEP)
+LARGE = 20_000
+"""From here on only the quick ways: scikit-learn's clusterings take hours, and some a matrix of all pairs."""
 
 
 def vectors_of(num_images: int, per_class: int) -> np.ndarray:
@@ -32,42 +33,56 @@ def vectors_of(num_images: int, per_class: int) -> np.ndarray:
     return noise + centres.astype(np.float32)[np.arange(num_images) % len(centres)]
 
 
-def measure(how: str, num_images: int) -> dict[str, float]:
-    """One row: after a small warm-up the quickest of three runs, or a single one where it takes minutes."""
+def measure(how: str, num_images: int) -> dict[str, Any]:
+    """One row: after a small warm-up the seconds of all runs, three where they are short."""
     from intrabatch.messages import MessagePassing
     from intrabatch.refine import neighbourhoods, refine
 
-    vectors = vectors_of(num_images, 59 if num_images < 20_000 else 5)
+    vectors = vectors_of(num_images, 59 if num_images < LARGE else 5)
     passing = MessagePassing(DIM)
     neighbourhoods(vectors[:500])
     runs = []
-    for _ in range(3 if num_images < 20_000 and how in QUICK else 1):
+    for _ in range(3 if num_images < LARGE and how in QUICK else 1):
         wall, cpu = time.perf_counter(), time.process_time()
         refine(vectors, passing) if how == STEP else neighbourhoods(vectors, how)
         runs.append((time.perf_counter() - wall, time.process_time() - cpu))
-    seconds, cpu_seconds = min(runs)
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"seconds": seconds, "cpu_seconds": cpu_seconds, "peak_mib": peak_mib}
+    return {"seconds": [run[0] for run in runs], "cpu_seconds": [run[1] for run in runs], "peak_mib": peak_mib}
+
+
+def markdown(report: dict[str, Any]) -> list[str]:
+    lines = ["# Message passing at test time: batches of neighbours", "", *machine_lines(report)]
+    for num_images, rows in report["sizes"].items():
+        matrix = int(num_images) ** 2 * 4 / 2**20
+        lines += ["", f"## {int(num_images):,} x {DIM}; a matrix of all pairs would be {matrix:,.0f} MiB", ""]
+        lines += ["| batches by | seconds (all runs) | CPU s | peak memory MiB |", "|---|---|---|---|"]
+        for how, row in rows.items():
+            every = ", ".join(f"{seconds:.1f}" for seconds in row["seconds"])
+            cpu = min(row["cpu_seconds"])
+            lines.append(f"| {how} | {min(row['seconds']):.1f} ({every}) | {cpu:.1f} | {row['peak_mib']:.0f} |")
+        if "nearest" in rows:
+            rate = 2 * int(num_images) ** 2 * DIM / min(rows["nearest"]["seconds"]) / 1e9
+            lines += ["", f"nearest: {rate:.0f} GFLOP/s, counted as all pairs."]
+    return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--images", type=int, default=5924)
-    parser.add_argument("--every", action="store_true", help="all eight constructions")
+    parser.add_argument("--images", type=int, nargs="+", default=[5924, 60502])
     parser.add_argument("--row", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.row:
-        print(json.dumps(measure(arguments.row, arguments.images)))
+        print(json.dumps(measure(arguments.row, arguments.images[0])))
         return
     from intrabatch.refine import CONSTRUCTIONS
 
-    rows = [*(CONSTRUCTIONS if arguments.every else QUICK[:2]), STEP]
-    print(f"{arguments.images} x {DIM}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start\n")
-    print("| batches by | seconds | CPU seconds | peak memory MiB |\n|---|---|---|---|")
-    for how in rows:
-        command = [sys.executable, __file__, "--images", str(arguments.images), "--row", how]
-        row = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        print(f"| {how} | {row['seconds']:.1f} | {row['cpu_seconds']:.1f} | {row['peak_mib']:.0f} |", flush=True)
+    report: dict[str, Any] = {"command": command(), "machine": machine(), "sizes": {}}
+    for num_images in arguments.images:
+        rows = report["sizes"][str(num_images)] = {}
+        for how in (*CONSTRUCTIONS, STEP) if num_images < LARGE else QUICK:
+            rows[how] = measured_alone(__file__, "--images", str(num_images), "--row", how)
+            print(f"{num_images:,}, {how}: {min(rows[how]['seconds']):.1f} s", flush=True)
+    write_results("refine", report, markdown(report))
 
 
 if __name__ == "__main__":
