@@ -140,6 +140,8 @@ def test_works_in_a_loop_written_for_pytorch_metric_learning():
     assert losses[-1] < 0.6 * losses[0]
 
 
+# Their trainer turns a loss into a number without detaching it first.
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True to a scalar:UserWarning")
 def test_works_in_the_trainer_of_pytorch_metric_learning():
     trainers = pytest.importorskip("pytorch_metric_learning.trainers", reason="a neighbour's library, for this test")
     torch.manual_seed(0)
