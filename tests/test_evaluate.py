@@ -59,7 +59,7 @@ def test_vectors_made_elsewhere(tmp_path, capsys, kind, roles):
 
 def test_labels_of_a_csv_are_texts(tmp_path, capsys):
     """'01' and '1' are two classes, and a class may be called NA."""
-    labels = [{0: "1", 1: "01", 2: "NA", 3: "", 4: "true"}.get(label, str(label)) for label in LABELS]
+    labels = [{0: "1", 1: "01", 2: "NA", 3: "1.0", 4: "true"}.get(label, str(label)) for label in LABELS]
     found = evaluated(capsys, "--embeddings", *write(tmp_path / "v.npy", VECTORS, labels))
     assert found["protocol"]["num_classes"] == 12 and {"01", "1", "NA"} & found["hardest"].keys()
 
