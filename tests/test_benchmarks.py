@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,11 @@ import pytest
 import scipy.io
 from PIL import Image
 
+from intrabatch.cli import main
 from intrabatch.data.benchmarks import BENCHMARKS, Benchmark, Counts, counts_of
 from intrabatch.data.image_set import ImageSet
 from intrabatch.errors import DataError
+from intrabatch.trained import Trained
 
 MINI = Counts(train_classes=2, train_images=5, test_classes=2, test_images=6)
 SIZES = (2, 3, 2, 4)  # images of each class; the first two classes train
@@ -276,3 +279,61 @@ def test_inshop_with_another_status(tmp_path: Path) -> None:
     listing = tmp_path / "Eval" / "list_eval_partition.txt"
     listing.write_text(listing.read_text().replace("gallery", "val"))
     assert message("inshop", tmp_path).startswith("list_eval_partition.txt has the status 'val' for img/WOMEN/")
+
+
+# From the layout to figures
+
+
+TINY = [
+    "--set", "model.backbone=resnet10t", "--set", "model.weights=none", "--set", "image.crop=8", "--set",
+    "image.resize=8", "--set", "model.dim=16", "--set", "batch.classes=2", "--set", "batch.images=2", "--set",
+    "batch.redraw=false", "--set", "train.epochs=1", "--set", "data.val_fraction=0", "--set",
+    "evaluation.recall_at=[1,2]", "--device", "cpu", "--quiet",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_from_the_layout_to_figures(
+    tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`data` prints the protocol, and the recipe of that name trains and measures on the official halves."""
+    name, build = LAYOUTS[layout]
+    build(tmp_path / "data")
+    monkeypatch.setitem(BENCHMARKS, name, mini(name))
+    assert main(["data", name, "--root", str(tmp_path / "data")]) == 0
+    assert "the counts are the published ones" in capsys.readouterr().out
+    source = ["--set", f"data.source={name}"]
+    recipe = name.removesuffix("-highres")
+    run = str(tmp_path / "run")
+    assert main(["train", str(tmp_path / "data"), "--recipe", recipe, "--out", run, *source, *TINY]) == 0
+    protocol = json.loads((tmp_path / "run" / "metrics.json").read_text())["protocol"]
+    assert (protocol["num_classes"], protocol["num_images"], protocol["classes_seen_in_training"]) == (2, 6, 0)
+    assert protocol["num_queries"] == (2 if recipe == "inshop" else 6)
+
+
+def test_inshop_figures_are_of_queries_among_the_gallery(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inshop(tmp_path / "data")
+    monkeypatch.setitem(BENCHMARKS, "inshop", mini("inshop"))
+    run = tmp_path / "run"
+    assert main(["train", str(tmp_path / "data"), "--recipe", "inshop", "--out", str(run), *TINY]) == 0
+    trained = Trained.open(run, "cpu")
+    test = trained.own_images().only("test")
+    assert test.roles is not None
+    vectors, queries = trained.vectors(test), np.flatnonzero(test.roles == "query")
+    gallery = [int(i) for i in np.flatnonzero(test.roles == "gallery")]
+    hits = []
+    for query in queries:
+        nearest = max(gallery, key=lambda i: float(vectors[query] @ vectors[i]))
+        hits.append(test.labels[nearest] == test.labels[query])
+    found = trained.run.read_json("metrics.json")
+    assert found["metrics"]["recall@1"] == pytest.approx(float(np.mean(hits)))
+    capsys.readouterr()
+    size = ["--set", "evaluation.refine_size=3"]
+    assert main(["evaluate", str(run), "--refine", "k-reciprocal", "--json", *size]) == 0
+    refined = json.loads(capsys.readouterr().out)["protocol"]
+    assert refined["num_queries"] == 2 and refined["refinement"] == "k-reciprocal"
+    size = ["--set", "evaluation.refine_size=5"]
+    assert main(["evaluate", str(run), "--refine", "nearest", *size]) == 2
+    assert "size is 5; expected 2 to 4, an image and all that could be its mates" in capsys.readouterr().err
