@@ -1,12 +1,12 @@
 """How fast, how large and how right evaluation is, beside the libraries that people use for it.
 
-    python benchmarks/evaluation.py            everything but scikit-learn's k-means at full size
-    python benchmarks/evaluation.py --full     that too: over ten minutes for it alone
-    python benchmarks/evaluation.py --parts retrieval --device cuda
+    python benchmarks/evaluation.py                    everything: over half an hour, most of it scikit-learn's k-means
+    python benchmarks/evaluation.py --parts retrieval cub kmeans
 
 Each contender runs in a process of its own, one after the other and in turns, on the same arrays from the same file.
 CPU seconds count both cores' work: on a busy machine half of them is what an idle one with two cores would take.
-Writes benchmarks/results/evaluation.json and evaluation.md. Vectors are clustered: class centres in 128 of the
+Writes benchmarks/results/evaluation.json and evaluation.md after every part; parts measured before stay as they are.
+Vectors are clustered: class centres in 128 of the
 dimensions, noise around them there, and a little in all; random vectors would have no neighbours worth ranking.
 """
 
@@ -81,7 +81,12 @@ def their_retrieval(vectors: Any, labels: Any, device: str) -> Figures:
 
 
 def our_figures(vectors: Any, labels: Any, device: str) -> Figures:
-    return our_retrieval(vectors, labels, device) | our_clusters(vectors, labels, device, 0)
+    """As `intrabatch evaluate` gives them: NMI of three seeds, intervals over classes."""
+    from intrabatch.config import EvalConfig
+    from intrabatch.evaluate import measure_vectors
+
+    metrics: Figures = measure_vectors(vectors, labels, None, EvalConfig(), device)["metrics"]
+    return metrics
 
 
 def our_clusters(vectors: Any, labels: Any, device: str, seed: int) -> Figures:
@@ -110,7 +115,7 @@ PHASES = {  # functions of the library, and what they stand for
     "_sort_rows": "sorting",
     "counts_above": "counting, sorting included",
     "_scores_of_positives": "exact scores of positives",
-    "_exact_ranks": "exact ranks where rounding could decide",
+    "_exact_figures": "exact figures where rounding could decide",
     "_greedy_seeds": "greedy seeds, products included",
     "_assigned": "assigning, products included",
     "agreement": "agreement with the labels",
@@ -172,7 +177,7 @@ def machine() -> dict[str, Any]:
 
     def rate(product: Callable[[], Any]) -> float:
         times = []
-        for _ in range(12):
+        for _ in range(30):
             start = time.perf_counter()
             product()
             times.append(time.perf_counter() - start)
@@ -184,9 +189,8 @@ def machine() -> dict[str, Any]:
         "processor": names[0] if names else platform.processor(),
         "cores": os.cpu_count(),
         "torch threads": torch.get_num_threads(),
-        "load before": os.getloadavg()[0],
-        "GFLOP/s of a product of 2048 x 512 here (oneDNN)": rate(lambda: products(ready, ready)),
-        "GFLOP/s of torch.mm (MKL)": rate(lambda: a @ a.T),
+        "GFLOP/s of a product of 2048 x 512, as made here": rate(lambda: products(ready, ready)),
+        "GFLOP/s of the same by torch.mm": rate(lambda: a @ a.T),
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
@@ -198,51 +202,67 @@ def machine() -> dict[str, Any]:
     }
 
 
-def plan(parts: list[str], full: bool, repeats: int) -> list[tuple[str, str, list[str], int]]:
-    """(title, set, contenders, repeats) of everything to be measured."""
-    retrieval = ["intrabatch retrieval", "pytorch-metric-learning retrieval"]
-    ours = [name for name in CONTENDERS if name.startswith("intrabatch k-means")]
-    theirs = [name for name in CONTENDERS if name.startswith("scikit-learn k-means")]
-    everything = [
-        ("retrieval", "Recall@1..1000, R-precision, MAP@R (ours: and MAP)", "SOP size", retrieval, repeats),
-        ("cub", "All figures with NMI, AMI and ARI", "CUB size", ["intrabatch all figures"], repeats),
-        ("kmeans", "NMI of greedy k-means++", "a fifth of SOP", ours + theirs, 1),
-        ("kmeans-full", "NMI of greedy k-means++", "SOP size", ours + (theirs[:1] if full else []), 1),
-    ]
-    return [entry[1:] for entry in everything if entry[0] in parts]
+RETRIEVAL = ["intrabatch retrieval", "pytorch-metric-learning retrieval"]
+OURS = [name for name in CONTENDERS if name.startswith("intrabatch k-means")]
+THEIRS = [name for name in CONTENDERS if name.startswith("scikit-learn k-means")]
+PARTS = {  # title, set, contenders, and how often: None for as often as asked
+    "retrieval": ("Recall@1..1000, R-precision, MAP@R (ours: and MAP)", "SOP size", RETRIEVAL, None),
+    "cub": ("All figures, NMI of three seeds, intervals", "CUB size", ["intrabatch all figures"], None),
+    "kmeans": ("NMI of greedy k-means++", "a fifth of SOP", OURS + THEIRS, 1),
+    "kmeans-full": ("NMI of greedy k-means++", "SOP size", OURS + THEIRS[:2], 1),
+}
 
 
 def markdown(report: dict[str, Any]) -> str:
-    here = report["machine"]
-    lines = ["# Evaluation: speed, memory and agreement", "", f"`{report['command']}`", ""]
-    for key, value in here.items():
+    lines = ["# Evaluation: speed, memory and agreement", ""]
+    for key, value in report["machine"].items():
         lines.append(f"- {key}: {value:.4g}" if isinstance(value, float) else f"- {key}: {value}")
-    for part in report["parts"]:
-        num, num_classes, _ = SETS[part["set"]]
-        lines += ["", f"## {part['title']}: {part['set']}, {num:,} x 512, {num_classes:,} classes", ""]
-        lines += ["| | seconds (all runs) | CPU s | ours quicker by (CPU) | peak MiB | figures |", "|---|" + "---|" * 5]
-        ours = [run for name, run in part["runs"].items() if name.startswith("intrabatch")]
-        for name, run in part["runs"].items():
-            figures = ", ".join(f"{key} {value:.4f}" for key, value in run["figures"].items())
-            every = ", ".join(f"{seconds:.1f}" for seconds in run["all seconds"])
-            times = [run[key] / np.mean([other[key] for other in ours]) for key in ("seconds", "cpu seconds")]
-            ratio = "" if name.startswith("intrabatch") else f"{times[0]:.1f} ({times[1]:.1f})"
-            cells = [name, f"{run['seconds']:.1f} ({every})", f"{run['cpu seconds']:.1f}", ratio]
-            lines.append(f"| {' | '.join(cells)} | {run['peak MiB']:.0f} | {figures} |")
-        for name, run in part["runs"].items():
-            if run.get("phases"):
-                shares = ", ".join(f"{key} {value:.1f}" for key, value in run["phases"].items())
-                lines += ["", f"Seconds in {name}: {shares}."]
-            if name == "intrabatch retrieval":
-                rate = 2 * 512 * num * num / run["seconds"] / 1e9
-                lines += ["", f"{rate:.0f} GFLOP/s counted as all pairs both ways; half of them are computed."]
+    for name in PARTS:
+        if name in report["parts"]:
+            lines += part_lines(report["parts"][name], report["machine"])
     return "\n".join(lines) + "\n"
+
+
+def part_lines(part: dict[str, Any], here: dict[str, Any]) -> list[str]:
+    num, num_classes, _ = SETS[part["set"]]
+    lines = ["", f"## {part['title']}: {part['set']}, {num:,} x 512, {num_classes:,} classes", ""]
+    lines += [f"`{part['command']}`, load before {part['load before']:.1f}", ""]
+    lines += ["| | seconds (all runs) | CPU s | ours quicker by (CPU) | peak MiB | figures |", "|---|" + "---|" * 5]
+    ours = [run for name, run in part["runs"].items() if name.startswith("intrabatch")]
+    for name, run in part["runs"].items():
+        figures = ", ".join(f"{key} {value:.4f}" for key, value in run["figures"].items())
+        every = ", ".join(f"{seconds:.1f}" for seconds in run["all seconds"])
+        times = [run[key] / np.mean([other[key] for other in ours]) for key in ("seconds", "cpu seconds")]
+        ratio = "" if name.startswith("intrabatch") else f"{times[0]:.1f} ({times[1]:.1f})"
+        cells = [name, f"{run['seconds']:.1f} ({every})", f"{run['cpu seconds']:.1f}", ratio]
+        lines.append(f"| {' | '.join(cells)} | {run['peak MiB']:.0f} | {figures} |")
+    for name, run in part["runs"].items():
+        if run.get("phases"):
+            shares = ", ".join(f"{key} {value:.1f}" for key, value in run["phases"].items())
+            lines += ["", f"Seconds in {name}: {shares}."]
+        if name == "intrabatch retrieval":
+            done = 512 * num * num / 1e9
+            peak = here["GFLOP/s of a product of 2048 x 512, as made here"]
+            lines += [
+                "",
+                f"{2 * done / run['seconds']:.0f} GFLOP/s counted as all pairs both ways. Half of them are computed: "
+                f"{done / run['phases']['products of blocks']:.0f} GFLOP/s in the products alone, "
+                f"{done / run['seconds']:.0f} over all, beside {peak:.0f} of a plain product.",
+            ]
+    return lines
+
+
+def load_report() -> dict[str, Any]:
+    """What was measured before on this machine, so that parts can be measured one at a time."""
+    here, file = machine(), RESULTS / "evaluation.json"
+    before = json.loads(file.read_text()) if file.is_file() else {}
+    same = [before.get("machine", {}).get(key) == here[key] for key in ("processor", "cores", "versions")]
+    return {"machine": here, "parts": before["parts"] if all(same) else {}}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", default=["retrieval", "cub", "kmeans", "kmeans-full"])
-    parser.add_argument("--full", action="store_true", help="scikit-learn's k-means at SOP size too")
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--device", default="cpu", help="of intrabatch; the others run on the CPU")
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -250,20 +270,23 @@ def main() -> None:
     options = parser.parse_args()
     if options.child:
         return run_here(options.child, options.file, options.device)
-    report: dict[str, Any] = {"command": "python benchmarks/" + " ".join([Path(__file__).name, *sys.argv[1:]])}
-    report |= {"machine": machine(), "parts": []}
-    with tempfile.TemporaryDirectory() as folder:
-        for title, name, contenders, repeats in plan(options.parts, options.full, options.repeats):
-            print(f"{title}: {name}", flush=True)
-            file = Path(folder) / f"{name}.npz"
-            if not file.exists():
-                vectors, labels = clustered(*SETS[name])
-                np.savez(file, vectors=vectors, labels=labels)
-            runs = side_by_side(file, contenders, options.device, repeats)
-            report["parts"].append({"title": title, "set": name, "runs": runs})
+    command = "python benchmarks/" + " ".join([Path(__file__).name, *sys.argv[1:]])
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "evaluation.json").write_text(json.dumps(report, indent=1) + "\n")
-    (RESULTS / "evaluation.md").write_text(markdown(report))
+    with tempfile.TemporaryDirectory() as folder:
+        for name in options.parts:
+            report = load_report()
+            title, set_name, contenders, repeats = PARTS[name]
+            print(f"{title}: {set_name}", flush=True)
+            part: dict[str, Any] = {"title": title, "set": set_name, "command": command}
+            part["load before"] = os.getloadavg()[0]
+            file = Path(folder) / f"{set_name}.npz"
+            if not file.exists():
+                vectors, labels = clustered(*SETS[set_name])
+                np.savez(file, vectors=vectors, labels=labels)
+            part["runs"] = side_by_side(file, contenders, options.device, repeats or options.repeats)
+            report["parts"][name] = part
+            (RESULTS / "evaluation.json").write_text(json.dumps(report, indent=1) + "\n")
+            (RESULTS / "evaluation.md").write_text(markdown(report))
 
 
 if __name__ == "__main__":

@@ -240,7 +240,7 @@ class Bench:
 
     def report(self) -> dict[str, Any]:
         return {
-            "command": "python benchmarks/" + " ".join([Path(__file__).name, *sys.argv[1:]]),
+            "command": f"python benchmarks/{Path(__file__).name} --out FOLDER --device {self.device}",
             "machine": {
                 "device": self.device if self.device == "cpu" else torch.cuda.get_device_name(),
                 "cores": os.cpu_count(),
