@@ -31,12 +31,15 @@ def saved(folder: Path, name: str, image: Image.Image, **options: object) -> Pat
     return folder / name
 
 
+MEND = "mend or remove the file (intrabatch check finds all such files)"
+
+
 def reason(path: Path) -> str:
     """Why `decode` refuses a file; the message is one line that starts with the path."""
     with pytest.raises(BrokenImages) as caught:
         decode(path)
     (name, text), message = caught.value.broken[0], str(caught.value)
-    assert name == str(path) and message == f"{path}: {text}" and "\n" not in message
+    assert name == str(path) and message == f"{path}: {text}; {MEND}" and "\n" not in message
     return text
 
 
@@ -154,7 +157,7 @@ def test_truncated_files(tmp_path: Path, extension: str, smallest_side: int) -> 
     for kept in (18, 200, len(whole) // 2):
         path = tmp_path / f"cut.{extension}"
         path.write_bytes(whole[:kept])
-        with pytest.raises(BrokenImages, match=r"cut\.\w+: damaged or cut short \(.+\)$"):
+        with pytest.raises(BrokenImages, match=r"cut\.\w+: damaged or cut short \(.+\); mend or remove"):
             decode(path, smallest_side)
 
 

@@ -87,7 +87,8 @@ def decode(path: str | Path, smallest_side: int = 0) -> NDArray[np.uint8]:
         raise
     except Exception as error:  # a decoder fed with damaged bytes raises anything
         reason = _reason(error)
-        raise BrokenImages(f"{path}: {reason}", [(str(path), reason)]) from error
+        message = f"{path}: {reason}; mend or remove the file (intrabatch check finds all such files)"
+        raise BrokenImages(message, [(str(path), reason)]) from error
 
 
 def _pixels(file: IO[bytes], smallest_side: int) -> NDArray[np.uint8]:
