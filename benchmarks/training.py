@@ -85,6 +85,35 @@ def speed(training: Training, steps: Steps, pixels: Any) -> dict[str, float]:
     return {"images_per_second": statistics.median(training.progress.speeds[1:]), "first_epoch_seconds": first}
 
 
+def loss_curve(config: Config, images: ImageSet, pixels: Any, way: str) -> torch.Tensor:
+    """The loss of every step of a first epoch."""
+    training, steps = begin(config, images, pixels, *WAYS[way])
+    gradients, found = steps.gradients, []
+
+    def remembered(*batch: torch.Tensor) -> torch.Tensor:
+        values = gradients(*batch)
+        found.append(values[0].clone())
+        return values
+
+    steps.gradients = remembered
+    training._train_epoch(pixels, steps, threading.Event())
+    return torch.stack(found).cpu()
+
+
+def agreement(config: Config, images: ImageSet, pixels: Any) -> dict[str, float]:
+    """How far loss curves of one seed differ on this device: the plain way twice, and beside it the recorded way."""
+    plain = loss_curve(config, images, pixels, "plain")
+    curves = {way: loss_curve(config, images, pixels, way) for way in ("plain", "recorded")}
+    return {
+        f"{name}, {way}": float(difference)
+        for way, curve in curves.items()
+        for name, difference in (
+            ("first 10 steps", (curve - plain)[:10].abs().max()),
+            ("mean of the epoch", (curve.mean() - plain.mean()).abs()),
+        )
+    }
+
+
 def milliseconds(work: Callable[[], Any], device: torch.device, repeats: int) -> float:
     """The median time of some work, the device's queue included."""
     times = []
@@ -185,6 +214,7 @@ def main() -> None:
             for way in arguments.ways:
                 report["rows"].append(measured(sized, images, pixels, way, arguments.small))
                 print(json.dumps(report["rows"][-1]), flush=True)
+        report["difference_from_a_plain_run_of_the_same_seed"] = agreement(config, images, pixels)
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "training.json").write_text(json.dumps(report, indent=1) + "\n")
     (arguments.out / "training.md").write_text(markdown(report))
@@ -220,6 +250,10 @@ def markdown(report: dict[str, Any]) -> str:
             lines += ["| part | ms |", "|---|---|"]
             lines += [f"| {name} | {value:.2f} |" for name, value in row["parts_ms"].items()]
             lines += [f"| {name} (s) | {value:.2f} |" for name, value in row["evaluation_seconds"].items()]
+    lines += ["", "Loss of two runs of one seed, largest difference from a plain run:", ""]
+    lines += ["| where | loss |", "|---|---|"]
+    differences = report["difference_from_a_plain_run_of_the_same_seed"]
+    lines += [f"| {name} | {value:.2g} |" for name, value in differences.items()]
     return "\n".join(lines) + "\n"
 
 
