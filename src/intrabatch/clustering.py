@@ -159,7 +159,8 @@ class _Seeding:
     nothing: so a GPU is not waited for, and can replay them as one graph."""
 
     data: _Data
-    trials: int
+    turns_T: Tensor
+    """1, 2, ... up to the number of trials."""
     nearest_N: Tensor
     """Squared distance of each vector from the nearest centre so far."""
     chosen_K: Tensor
@@ -172,7 +173,8 @@ class _Seeding:
     def begun(cls, data: _Data, first: Tensor, k: int, trials: int) -> _Seeding:
         distances_MN = data.distances(first)
         nearest_N = distances_MN[0].clamp_min(0).index_fill_(0, first, 0)
-        return cls(data, trials, nearest_N, first.repeat(k), torch.ones_like(first), (first, nearest_N, distances_MN))
+        turns_T = torch.arange(1, trials + 1, device=first.device)
+        return cls(data, turns_T, nearest_N, first.repeat(k), torch.ones_like(first), (first, nearest_N, distances_MN))
 
     def propose(self, proposals_M: Tensor, bars_M: Tensor) -> None:
         batch = proposals_M, bars_M, self.data.distances(proposals_M)
@@ -202,9 +204,9 @@ class _Seeding:
     def choose_one(self) -> Tensor:
         """Choose the best of the first proposals that still count, if there are enough, and say whether."""
         proposals_M, bars_M, distances_MN = self.batch
-        counts_M = self.nearest_N.index_select(0, proposals_M) > bars_M
-        turns_T, picks_T = (counts_M * torch.arange(len(bars_M), 0, -1, device=bars_M.device)).topk(self.trials)
-        enough_1 = turns_T[-1:] > 0
+        counted_M = (self.nearest_N.index_select(0, proposals_M) > bars_M).cumsum(0)
+        picks_T = torch.searchsorted(counted_M, self.turns_T).clamp_max_(len(bars_M) - 1)
+        enough_1 = counted_M[-1:] >= self.turns_T[-1:]
         gains_T = (self.nearest_N - distances_MN.index_select(0, picks_T)).clamp_min_(0).sum(1)
         best_1 = picks_T.gather(0, gains_T.argmax(0, keepdim=True))
         centre_1 = proposals_M.gather(0, best_1)
