@@ -1,14 +1,16 @@
 """The paper's tables: what they say, that commands are exact, and that rows are kept, gone on with and written down."""
 
 import json
+import os
 import shlex
+import signal
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conftest import tiny_images
 
-from intrabatch.cli import make_parser
+from intrabatch.cli import main, make_parser
 from intrabatch.commands import configured
 from intrabatch.errors import ConfigError, DataError
 from intrabatch.progress import Quiet
@@ -200,6 +202,24 @@ def test_stopped_and_resumed_row_by_row(tmp_path, two_rows, monkeypatch):
     assert reproduce(study) == whole  # all rows from their files
 
 
+class CtrlC(Quiet):
+    def step(self, number, read):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_says_to_type_the_same_again(tmp_path, two_rows, monkeypatch, capsys):
+    with pytest.raises(KeyboardInterrupt, match=r"what is done is kept\. Go on with: the same command"):
+        reproduce(tiny_study(tmp_path, "two"), CtrlC())
+    assert (tmp_path / "runs" / "glyphs" / "both" / "seed0" / "checkpoint.pt").exists()
+    options = [word for change in TINY for word in ("--set", change)]
+    command = ["reproduce", "two", "--out", str(tmp_path), "--seeds", "1", *options]
+    monkeypatch.setattr("intrabatch.progress.make_display", lambda quiet: CtrlC())
+    assert main(command) == 130
+    assert capsys.readouterr().err.endswith("Go on with: the same command\n")
+    monkeypatch.setattr("intrabatch.progress.make_display", lambda quiet: Quiet())
+    assert main(command) == 0 and "| glyphs | cross-entropy |" in capsys.readouterr().out
+
+
 def test_a_row_that_fails_says_why_and_the_others_go_on(tmp_path, monkeypatch):
     rows = (Row("broken", "glyphs", ("batch.classes=40",)), Row("both", "glyphs"))
     monkeypatch.setitem(TABLES, "two", Table("two rows", rows))
@@ -282,7 +302,11 @@ def test_a_report_goes_where_it_is_asked_for(tmp_path, two_rows, monkeypatch):
     study = tiny_study(tmp_path, "two", report=tmp_path / "docs" / "two.md")
     reproduce(study)
     assert "| glyphs | both | 70.3 / 50.0 | – / 25.0 |" in (tmp_path / "docs" / "two.md").read_text()
-    assert (tmp_path / "docs" / "two.md").read_text().endswith("torch 2.4, Linux, device cpu, 1 threads a training.\n")
+    assert (
+        (tmp_path / "docs" / "two.md")
+        .read_text()
+        .endswith("intrabatch 0.1 (commit 0123456), torch 2.4, Linux, device cpu, 1 threads a training.\n")
+    )
     assert json.loads((tmp_path / "docs" / "two.json").read_text())["table"] == "two"
 
 
@@ -293,6 +317,7 @@ ENVIRONMENT = {
     "platform": "Linux-6",
     "device": "cpu",
     "cpu_threads": 1,
+    "git": "0123456789-dirty",
 }
 
 

@@ -41,7 +41,13 @@ def reproduce(study: Study, progress: Progress | None = None, jobs: int = 1) -> 
     """Run every row that is not done, `jobs` trainings side by side; returns the table, written as it grows."""
     if jobs < 1:
         raise ConfigError(f"--jobs is {jobs}; expected 1 or more")
-    progress, planned = progress or Quiet(), plan(study)
+    try:
+        return _reproduced(study, plan(study), progress or Quiet(), jobs)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("stopped; what is done is kept. Go on with: the same command") from None
+
+
+def _reproduced(study: Study, planned: Sequence[Planned], progress: Progress, jobs: int) -> Figures:
     if jobs > 1:
         trials = _missing_trials(study, planned)
         _side_by_side(study, [trial for trial in trials if not trial.student], jobs, progress)
@@ -267,7 +273,8 @@ def _footer(table: Figures) -> list[str]:
     for row in table["rows"]:
         if "environment" in row:
             made = row["environment"]
-            versions = f"intrabatch {made['intrabatch']}, torch {made['packages']['torch']}"
+            commit = f" (commit {made['git'][:7]})" if made["git"] else ""
+            versions = f"intrabatch {made['intrabatch']}{commit}, torch {made['packages']['torch']}"
             system, threads = made["platform"].partition("-")[0], made["cpu_threads"]
             return [*lines, f"{versions}, {system}, device {made['device']}, {threads} threads a training."]
     return lines
