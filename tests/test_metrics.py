@@ -117,6 +117,39 @@ def test_exact_ranks_alone_give_the_same(kind: str, rows_of_a_block: None, monke
         agree(vectors, labels, np.random.default_rng(2).choice(["query", "gallery", "both"], 90), metric)
 
 
+def sorted_figures(
+    vectors: NDArray[np.float32], labels: NDArray[np.int64], metric: str
+) -> dict[str, NDArray[np.float64]]:
+    """By sorting all float64 scores of each query with NumPy: quick enough for more images than a block holds."""
+    points = vectors.astype(np.float64)
+    if metric == "cosine":
+        points /= np.linalg.norm(points, axis=1, keepdims=True)
+    lengths = (points**2).sum(1)
+    found: dict[str, list[float]] = {}
+    for query, label in enumerate(labels):
+        scores = points @ points[query] if metric == "cosine" else points @ points[query] - lengths / 2
+        scores[query] = -np.inf
+        places = 1 + np.flatnonzero(labels[np.argsort(-scores.round(8), kind="stable")[:-1]] == label)
+        precisions = np.arange(1, len(places) + 1) / places
+        values = {f"recall@{k}": float(places[0] <= k) for k in KS} | {"map": float(precisions.mean())}
+        values["r-precision"] = float((places <= len(places)).mean())
+        values["map@r"] = float(precisions[places <= len(places)].sum() / len(places))
+        for name, value in values.items():
+            found.setdefault(name, []).append(value)
+    return {name: np.array(values) for name, values in found.items()}
+
+
+@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
+@pytest.mark.parametrize("kind", ["random", "duplicated"])
+def test_no_figure_of_any_query_is_off_by_more_than_a_millionth(kind: str, metric: str) -> None:
+    """Several blocks and one large class: many ranks that float32 leaves open."""
+    labels = np.concatenate([np.zeros(400, np.int64), 1 + np.arange(2100) % 350])
+    vectors = vectors_of(kind, labels, dim=32)
+    found = retrieval_figures(vectors, labels, ks=KS, metric=metric).values
+    for name, values in sorted_figures(vectors, labels, metric).items():
+        assert np.abs(found[name] - values).max() <= 1e-6, name
+
+
 labelled = st.tuples(st.integers(0, 10_000), st.integers(16, 60), st.integers(2, 8), st.sampled_from(KINDS))
 """Seed, number of images, number of classes, kind of vectors: every class has two images or more."""
 
