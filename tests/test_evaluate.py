@@ -9,11 +9,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import tiny_config, tiny_images
 from slow_reference import vectors_of
 from test_cli import mistake, said
 
+from intrabatch._version import VERSION
 from intrabatch.config import EvalConfig
 from intrabatch.evaluate import describe_list, measure_vectors
+from intrabatch.train import train
+from intrabatch.workflow import figure_lines
 
 LABELS = np.arange(60) % 12
 VECTORS = vectors_of("clustered", LABELS)
@@ -55,6 +59,34 @@ def test_vectors_made_elsewhere(tmp_path, capsys, kind, roles):
     assert (protocol["num_images"], protocol["num_classes"], protocol["split"]) == (60, 12, "all")
     assert protocol["embedding_size"] == 8 and protocol["versions"].keys() >= {"intrabatch", "torch", "numpy"}
     assert len(protocol["test_list_sha256"]) == 16
+
+
+def test_a_run_says_what_its_figures_mean(tmp_path):
+    images = tiny_images()
+    found = train(tiny_config("train.seed=3"), images, tmp_path / "run").read_json("metrics.json")
+    test = images.only("test")
+    said_before = found["protocol"] | {"versions": sorted(found["protocol"]["versions"])}
+    assert said_before == {
+        "split": "test",
+        "epoch": 2,
+        "epochs": 2,
+        "epoch_chosen": "the last",
+        "seed": 3,
+        "image_size": 16,
+        "embedding_size": 16,
+        "backbone": "resnet10t",
+        "recipe": "glyphs",
+        "refinement": "none",
+        "classes_seen_in_training": 0,
+        "nmi_recipe": "k-means, k = 3, greedy k-means++ seeds, best of 1; unit vectors; seeds 0, 1, 2; "
+        "NMI by the arithmetic mean",
+        "interval": "95 % bootstrap over classes",
+        "num_queries": 12,
+        "num_queries_without_match": 0,
+        "versions": ["intrabatch", "numpy", "python", "torch"],
+    } | describe_list(test.names, [test.classes[label] for label in test.labels], None)
+    shown = "\n".join(figure_lines(found))
+    assert f"versions: intrabatch {VERSION}, python 3." in shown and "epoch chosen: the last" in shown
 
 
 def test_labels_of_a_csv_are_texts(tmp_path, capsys):

@@ -109,5 +109,9 @@ def figure_lines(figures: dict[str, Any]) -> list[str]:
         lines.append(f"{name:<{width}}{before}{100 * value:>10.1f}{interval}")
     hardest = ", ".join(f"{name} {100 * value:.0f}" for name, value in list(figures.get("hardest", {}).items())[:5])
     lines += ["", f"hardest classes (map@r): {hardest}"] if hardest else [""]
-    lines += [f"{key.replace('_', ' ')}: {value}" for key, value in protocol.items()]
+    lines += [f"{key.replace('_', ' ')}: {_told(value)}" for key, value in protocol.items()]
     return [*lines, f"run: {figures['run']}"]
+
+
+def _told(value: Any) -> str:
+    return ", ".join(f"{key} {one}" for key, one in value.items()) if isinstance(value, dict) else str(value)
