@@ -97,16 +97,18 @@ def split_classes(images: ImageSet, val: float, test: float, seed: int) -> Image
     """Give whole classes to train, val and test at random; a class with one image becomes test gallery.
 
     Classes, not images, are split: evaluation is on classes never seen in training. `val` and `test` are
-    fractions of the classes that have at least two images; each non-zero fraction gets at least one class.
+    fractions of the classes that have at least two images. A non-zero fraction gets at least one class to validate and
+    at least two to test: among images of one class all neighbours are right, and the figures say nothing.
     """
     sizes = images.class_sizes()
     usable = np.flatnonzero(sizes >= 2)
-    num_test = max(1, round(test * len(usable))) if test > 0 else 0
+    num_test = max(2, round(test * len(usable))) if test > 0 else 0
     num_val = max(1, round(val * len(usable))) if val > 0 else 0
     if len(usable) - num_test - num_val < 2:
         raise DataError(
             f"{len(usable)} classes with two or more images are too few to split: {num_val} would validate, {num_test} "
-            f"test, and at least 2 must train; add classes, or give a split of your own (train/, val/, test/ folders)"
+            f"test, and at least 2 must train; add classes, hold out none to validate (data.val_fraction=0), "
+            f"or give a split of your own (train/, val/, test/ folders)"
         )
     order = np.random.default_rng([seed, 0x5B117]).permutation(usable)
     of_class = np.full(len(images.classes), "test", dtype="<U5")
