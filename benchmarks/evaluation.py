@@ -5,7 +5,7 @@
 
 Each contender runs in a process of its own, one after the other and in turns, on the same arrays from the same file.
 CPU seconds count both cores' work: on a busy machine half of them is what an idle one with two cores would take.
-Writes benchmarks/results/evaluation.json and evaluation.md after every part; parts measured before stay as they are.
+Writes benchmarks/results/evaluation.json and evaluation.md after every run; parts measured before stay as they are.
 Vectors are clustered: class centres in 128 of the
 dimensions, noise around them there, and a little in all; random vectors would have no neighbours worth ranking.
 """
@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -151,16 +151,16 @@ def measured(contender: str, file: Path, device: str) -> dict[str, Any]:
     return result
 
 
-def side_by_side(file: Path, contenders: list[str], device: str, repeats: int) -> dict[str, dict[str, Any]]:
-    """All contenders in turns; of each the quickest run, with the seconds of all."""
-    runs = {name: [] for name in contenders}
+def side_by_side(file: Path, contenders: list[str], device: str, repeats: int) -> Iterator[dict[str, dict[str, Any]]]:
+    """All contenders in turns; of each the quickest run so far, with the seconds of all: after every run."""
+    runs: dict[str, list[dict[str, Any]]] = {}
     for _ in range(repeats):
         for name in contenders:
-            runs[name].append(measured(name, file, device))
-    return {
-        name: min(found, key=lambda run: run["seconds"]) | {"all seconds": [run["seconds"] for run in found]}
-        for name, found in runs.items()
-    }
+            runs.setdefault(name, []).append(measured(name, file, device))
+            yield {
+                one: min(found, key=lambda run: run["seconds"]) | {"all seconds": [run["seconds"] for run in found]}
+                for one, found in runs.items()
+            }
 
 
 def machine() -> dict[str, Any]:
@@ -283,10 +283,10 @@ def main() -> None:
             if not file.exists():
                 vectors, labels = clustered(*SETS[set_name])
                 np.savez(file, vectors=vectors, labels=labels)
-            part["runs"] = side_by_side(file, contenders, options.device, repeats or options.repeats)
-            report["parts"][name] = part
-            (RESULTS / "evaluation.json").write_text(json.dumps(report, indent=1) + "\n")
-            (RESULTS / "evaluation.md").write_text(markdown(report))
+            for runs in side_by_side(file, contenders, options.device, repeats or options.repeats):
+                report["parts"][name] = part | {"runs": runs}
+                (RESULTS / "evaluation.json").write_text(json.dumps(report, indent=1) + "\n")
+                (RESULTS / "evaluation.md").write_text(markdown(report))
 
 
 if __name__ == "__main__":
