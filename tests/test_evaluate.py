@@ -156,6 +156,11 @@ def test_one_image_classes_are_counted_and_left_out():
     assert (protocol["num_queries"], protocol["num_queries_without_match"]) == (58, 2)
 
 
+def test_one_class_with_two_images_has_figures_but_no_interval():
+    found = measure_vectors(VECTORS[:4], np.array([0, 0, 0, 1]), None, EvalConfig(), classes=["a", "b"])
+    assert found["intervals"] == {} and found["hardest"].keys() == {"a"} and 0 <= found["metrics"]["map@r"] <= 1
+
+
 def test_the_hash_tells_lists_apart():
     names, labels = ["a", "b", "c"], ["x", "x", "y"]
     hashes = [

@@ -188,7 +188,7 @@ class _Seeding:
         """On a CUDA device, from now on replay a choice instead of launching its two dozen operations one by one."""
         if self.graph is None and self.nearest_N.device.type == "cuda":
             self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
+            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
                 self.choose_one()
 
     def choose(self, times: int) -> None:

@@ -133,7 +133,7 @@ def measure_vectors(
     hardest = retrieval.hardest(HARDEST) if classes else []
     return {
         "metrics": retrieval.summary() | clusters.summary(),
-        "intervals": {name: bootstrap(retrieval, name) for name in WITH_INTERVAL if name in retrieval.values},
+        "intervals": intervals(retrieval),
         "hardest": {classes[label]: figure for label, figure in hardest} if classes else {},
         "protocol": {
             "interval": "95 % bootstrap over classes",
@@ -163,10 +163,11 @@ def _left_out(config: EvalConfig, retrieval: Retrieval) -> dict[str, Any]:
     return {"recall_left_out": f"at {', '.join(map(str, ks))}: more than there are gallery images"} if ks else {}
 
 
-def bootstrap(retrieval: Retrieval, name: str) -> list[float]:
-    """Low and high end of a figure's interval over classes."""
-    interval = over_classes(retrieval.values[name], retrieval.labels)
-    return [interval.low, interval.high]
+def intervals(retrieval: Retrieval) -> dict[str, list[float]]:
+    """Low and high end of some figures' intervals over classes; none where only one class has queries."""
+    names = [name for name in WITH_INTERVAL if name in retrieval.values and len(np.unique(retrieval.labels)) > 1]
+    found = {name: over_classes(retrieval.values[name], retrieval.labels) for name in names}
+    return {name: [interval.low, interval.high] for name, interval in found.items()}
 
 
 def retrieval_of(
