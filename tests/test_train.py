@@ -242,3 +242,19 @@ def test_every_head_trains_and_resumes(tmp_path, images, head):
     with pytest.raises(Interrupted):
         train(config, images, tmp_path / "stopped", StopAfter(whole_steps(images, config)))
     assert same(weights(whole), weights(resume(tmp_path / "stopped", images)))
+
+
+@pytest.mark.parametrize("protocol", ["validation", "as-published"])
+def test_a_killed_run_that_chooses_an_epoch_chooses_the_same(tmp_path, images, monkeypatch, protocol):
+    """Also when it dies after a better epoch than its checkpoint knows, and goes back to its best on the way."""
+    monkeypatch.setattr("intrabatch.train.RELOADED_AFTER", (3,))
+    config = tiny_config("train.epochs=5", f"train.protocol={protocol}")
+    whole = train(config, images, tmp_path / "whole")
+    monkeypatch.setattr(Training, "_saving_is_cheap", lambda self: self.position.epoch == 1)
+    with pytest.raises(Killed):
+        train(config, images, tmp_path / "killed", KillAfter(4 * whole_steps(images, config) - 1))
+    monkeypatch.undo()
+    monkeypatch.setattr("intrabatch.train.RELOADED_AFTER", (3,))
+    again = resume(tmp_path / "killed", images)
+    assert same(weights(whole), weights(again))
+    assert whole.read_json("metrics.json")["epoch"] == again.read_json("metrics.json")["epoch"]

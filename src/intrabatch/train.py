@@ -13,6 +13,7 @@ import math
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -104,6 +105,8 @@ class Training:
             self.network.embedder.backbone.to(memory_format=torch.channels_last)
         self.optimizer = Optimizers(self.network, self.config.optim)
         self.average = AveragedWeights(self.network, self.config.optim.ema) if self.config.optim.ema else None
+        self.kept: dict[str, Tensor] | None = None
+        """The weights of the best epoch, under the protocols that choose one."""
         self.position = Position()
         self.num_steps = num_batches(len(self.train_images), self.config.batch)
         self.last_saved, self.save_seconds = time.monotonic(), 0.0
@@ -150,6 +153,7 @@ class Training:
         self.optimizer.load_state_dict(state["optimizer"])
         if self.average:
             self.average.average = {name: tensor.to(self.device) for name, tensor in state["average"].items()}
+        self.kept = state["kept"]
         self.position = Position(**state["position"])
 
     def save(self) -> None:
@@ -158,6 +162,7 @@ class Training:
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "position": vars(self.position),
+            "kept": self.kept,
         }
         if self.average:
             state["average"] = self.average.average
@@ -245,18 +250,15 @@ class Training:
             return
         if score > self.position.best.get("score", -1.0):
             self.position.best = {"score": score, "epoch": epoch}
-            self.run.save_weights(self._kept_state())
-        if protocol == "as-published" and epoch in RELOADED_AFTER:
-            self.network.load_state_dict(self.run.load_weights())
+            self.kept = {name: tensor.detach().clone() for name, tensor in self._moving_state().items()}
+        if protocol == "as-published" and epoch in RELOADED_AFTER and self.kept:
+            self.network.load_state_dict(self.kept)
 
     def _finish(self) -> Run:
         """Save the weights that the protocol keeps, and measure them once on the test classes."""
-        if self.position.best:
-            self.network.load_state_dict(self.run.load_weights())
-        else:
-            state = self._kept_state()
-            self.run.save_weights(state)
-            self.network.load_state_dict(state)
+        state = self.kept or self._moving_state()
+        self.run.save_weights(state)
+        self.network.load_state_dict(state)
         epoch = int(self.position.best.get("epoch", self.position.epoch))
         self.run.write_metrics(self._final_figures(epoch) | {"epoch": epoch, "untrained": self.position.untrained})
         self.run.finish()
@@ -280,7 +282,8 @@ class Training:
         finally:
             self.network.load_state_dict(moving)
 
-    def _kept_state(self) -> dict[str, Tensor]:
+    def _moving_state(self) -> dict[str, Tensor]:
+        """The weights as they would be kept now."""
         return self.average.average if self.average else self.network.state_dict()
 
     def _record(self) -> dict[str, float]:
@@ -301,7 +304,9 @@ def quick_convolutions() -> Iterator[None]:
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "TensorFloat32")  # what is in float32 here is so on purpose
+            yield
     finally:
         torch.backends.cudnn.benchmark = before
 
