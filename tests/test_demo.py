@@ -26,6 +26,10 @@ def test_three_rows_and_their_protocol(summary):
     assert written["metrics"] == summary.rows["with-messages"]
 
 
+def test_every_training_writes_for_tensorboard(summary):
+    assert all(list((summary.out / name / "tensorboard").iterdir()) for name in ("cross-entropy", "with-messages"))
+
+
 def test_pictures_and_page(summary):
     assert {path.name for path in (summary.out / "pictures").iterdir()} == {"retrieval.png", "curves.png", "map.png"}
     page = (summary.out / "report.html").read_text()

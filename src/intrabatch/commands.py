@@ -260,22 +260,17 @@ def run_data(arguments: Namespace) -> int:
 
 
 def run_distil(arguments: Namespace) -> int:
-    from .distil import distil, resume_distil, student_config
-    from .ensembles import finished_run
+    from .distil import student_config
+    from .ensembles import student_run
     from .progress import make_display
     from .run import Run
     from .workflow import prepared_images, resumed_images
 
-    teacher, out, display = Run.open(arguments.teacher), arguments.out, make_display(arguments.quiet)
+    teacher, display = Run.open(arguments.teacher), make_display(arguments.quiet)
     config = configured(arguments, student_config(teacher.config))
     same_data = config.data == teacher.config.data
     images = resumed_images(teacher) if same_data else prepared_images(config, False, display.say)
-    run = finished_run(
-        out,
-        config,
-        lambda: distil(teacher.path, arguments.how, images, out, display, config),
-        lambda: resume_distil(out, images, display),
-    )
+    run = student_run(teacher.path, arguments.how, images, arguments.out, display, config)
     _print_figures(_figures(run), arguments.json)
     return 0
 

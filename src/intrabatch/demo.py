@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from .config import Config
 from .data.image_set import ImageSet
 from .data.load import load_images, with_splits
+from .ensembles import trained_run
 from .errors import RunError
 from .neighbours import nearest
 from .progress import Progress
 from .report import Grid, Report, Row, SpaceMap, project_2d, save_pictures, write_report
 from .run import Run
-from .train import train
 from .trained import Hit, Trained
 
 ROWS = {"untrained": "untrained", "cross-entropy": "cross-entropy only", "with-messages": "with message passing"}
@@ -110,11 +110,14 @@ def demo(config: Config, out: Path, progress: Progress) -> Summary:
     """Train both runs, measure them and the untrained network on unseen scripts, and write the report."""
     _make_room(out)
     images = with_splits(load_images(config.data), config.data)
-    without = replace(config, loss=replace(config.loss, messages=0.0))
+    settings_of = {
+        "untrained": replace(config, train=replace(config.train, epochs=0)),
+        "cross-entropy": replace(config, loss=replace(config.loss, messages=0.0)),
+        "with-messages": config,
+    }
     runs = {
-        "untrained": train(replace(config, train=replace(config.train, epochs=0)), images, out / "untrained"),
-        "cross-entropy": train(without, images, out / "cross-entropy", progress),
-        "with-messages": train(config, images, out / "with-messages", progress),
+        name: trained_run(settings, images, out / name, progress if settings.train.epochs else None)
+        for name, settings in settings_of.items()
     }
     figures = {name: run.read_json("metrics.json") for name, run in runs.items()}
     rows = {name: found["metrics"] for name, found in figures.items()}

@@ -28,8 +28,8 @@ from .data.load import load_images
 from .distil import TEACHER_FILE, distil, is_student, resume_distil, student_config, taught
 from .errors import ConfigError, EvaluationError, RunError
 from .evaluate import measure_vectors, protocol_of, retrieval_of
-from .progress import Progress
-from .run import Run
+from .progress import Progress, Quiet, Tracked
+from .run import BEGINNING, Run
 from .statistics import compared, over_seeds
 from .train import resume, train
 from .trained import Trained
@@ -38,8 +38,8 @@ Figures = dict[str, Any]
 Change = Callable[[Config], Config]
 """What the command line changes about a run's settings before it is measured: figures, device."""
 
-FALSE_START = {"config.yaml", "classes.json", "splits.csv", "environment.json", TEACHER_FILE}
-"""All that a run folder holds before its first checkpoint."""
+FALSE_START = {*BEGINNING, TEACHER_FILE}
+"""All that a run folder holds before its training begins."""
 
 
 def evaluate_ensemble(
@@ -160,9 +160,13 @@ def with_seed(config: Config, seed: int) -> Config:
 
 def trained_run(config: Config, images: ImageSet, path: Path, progress: Progress | None = None) -> Run:
     """The finished run of these settings at `path`: trained now, gone on with, or as it lies there."""
-    return finished_run(
-        path, config, lambda: train(config, images, path, progress), lambda: resume(path, images, progress)
-    )
+    heard = _heard(progress, path, config)
+    return finished_run(path, config, lambda: train(config, images, path, heard), lambda: resume(path, images, heard))
+
+
+def _heard(progress: Progress | None, path: Path, config: Config) -> Progress:
+    """The display, and TensorBoard where it is installed."""
+    return Tracked(progress or Quiet(), [], path, settings.as_mapping(config))
 
 
 def student_run(
@@ -176,11 +180,12 @@ def student_run(
     """The finished student of a run at `path`: taught now, gone on with, or as it lies there."""
     config = config or student_config(Run.open(teacher).config)
     _require_same_lesson(path, teacher, how)
+    heard = _heard(progress, path, config)
     return finished_run(
         path,
         config,
-        lambda: distil(teacher, how, images, path, progress, config),
-        lambda: resume_distil(path, images, progress),
+        lambda: distil(teacher, how, images, path, heard, config),
+        lambda: resume_distil(path, images, heard),
     )
 
 
