@@ -6,7 +6,7 @@ import torch
 from conftest import tiny_config, tiny_images
 
 from intrabatch.config import ImageConfig
-from intrabatch.data.pixels import StoredPixels
+from intrabatch.data.pixels import open_pixels
 from intrabatch.embed import Embeddings, embed_crops, load_embeddings, save_embeddings
 from intrabatch.errors import DataError
 from intrabatch.model import Network
@@ -72,7 +72,7 @@ def test_embedding_keeps_the_mode_also_after_a_failure():
 
 def test_vectors_do_not_depend_on_how_many_are_embedded_at_a_time():
     embedder = Network(tiny_config(), 3).embedder
-    pixels = StoredPixels(tiny_images(), ImageConfig(crop=16, resize=16), torch.device("cpu"), "memory")
+    pixels = open_pixels(tiny_images(), ImageConfig(crop=16, resize=16), torch.device("cpu"))
     one, many = (embed_crops(embedder, pixels.test_crops(size), torch.float32) for size in (1, 20))
     assert np.allclose(one, many, atol=1e-5) and np.allclose(np.linalg.norm(one, axis=1), 1, atol=1e-5)
     raw = embed_crops(embedder, pixels.test_crops(20), torch.float32, unit=False)

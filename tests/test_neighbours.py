@@ -15,7 +15,7 @@ from intrabatch.neighbours import nearest
 @pytest.fixture(params=["quickly", "exactly"])
 def small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways of looking; a GPU always looks exactly."""
-    monkeypatch.setattr(neighbours, "FEW", 0 if request.param == "quickly" else 64)
+    monkeypatch.setattr(neighbours, "FEW", 0 if request.param == "quickly" else 256)
     monkeypatch.setattr(neighbours, "ROWS", 16)
     monkeypatch.setattr(neighbours, "COLUMNS", 32)
     monkeypatch.setattr(neighbours, "SPARE", 2)

@@ -12,7 +12,6 @@ Shapes: N images, Q queries, G gallery, B rows of a block, P positives, T thresh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .errors import EvaluationError, did_you_mean
-from .scores import LARGEST, Block, Points, Vectors, keys, points, room, slices
+from .scores import LARGEST, Block, Points, Vectors, in_parallel, keys, points, room, slices
 
 ROWS = 2048
 """Queries, and gallery images, of a block."""
@@ -287,10 +286,7 @@ def _counts_by_comparison(scores_BG: Tensor, thresholds_BT: Tensor) -> Tensor:
 
 def _sort_rows(scores_BG: Tensor) -> None:
     """NumPy sorts floats with vector instructions, an order of magnitude quicker than torch on a CPU."""
-    parts = scores_BG.numpy()
-    workers = torch.get_num_threads()
-    with ThreadPoolExecutor(workers) as pool:
-        list(pool.map(lambda part: part.sort(axis=1), np.array_split(parts, workers)))
+    in_parallel(scores_BG, lambda part: part.sort(axis=1))
 
 
 def _bounds(search: _Search, rows: _Rows, ks: Sequence[int]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -336,14 +332,15 @@ def _leave_out_own_class(search: _Search, queries: NDArray[np.int64], keys_BC: T
 
 def figures_of_ranks(ranks_BP: Tensor, num_positives_B: NDArray[np.int64], ks: Sequence[int]) -> dict[str, Tensor]:
     """The figures of each query from the ranks of its positives, best first; `FAR` stands where there are fewer."""
-    sizes_B1 = torch.from_numpy(num_positives_B)[:, None].double()
+    sizes_B = torch.from_numpy(num_positives_B).double()
     precisions_BP = torch.arange(1, ranks_BP.shape[1] + 1) / (ranks_BP.double() + 1)
     first_B = ranks_BP[:, 0]
     figures = {f"recall@{k}": (first_B < k).double() for k in ks}
     figures["precision@1"] = (first_B < 1).double()
-    figures["r-precision"] = ((ranks_BP < sizes_B1) / sizes_B1).sum(1)
-    figures["map@r"] = (precisions_BP * (ranks_BP < sizes_B1) / sizes_B1).sum(1)
-    figures["map"] = (precisions_BP * (ranks_BP < FAR) / sizes_B1).sum(1)
+    among_first_BP = ranks_BP < sizes_B[:, None]
+    figures["r-precision"] = among_first_BP.sum(1) / sizes_B
+    figures["map@r"] = (precisions_BP * among_first_BP).sum(1) / sizes_B
+    figures["map"] = (precisions_BP * (ranks_BP < FAR)).sum(1) / sizes_B
     return figures
 
 

@@ -9,6 +9,8 @@ Shapes: N vectors, B rows of a block, G gallery, C candidates, D numbers a vecto
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -191,6 +193,13 @@ def products(left_BD: Tensor, right_GD: Tensor) -> Tensor:
     """All inner products of two blocks made by `ready_for_products`."""
     products_BG = torch.nn.functional.linear(left_BD, right_GD)
     return products_BG.to_dense() if products_BG.is_mkldnn else products_BG
+
+
+def in_parallel(rows_BC: Tensor, work: Callable[[NDArray[np.generic]], None]) -> None:
+    """Let NumPy work on parts of the rows in their place, one for each thread."""
+    workers = torch.get_num_threads()
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(work, np.array_split(rows_BC.numpy(), workers)))
 
 
 def slices(length: int, step: int) -> list[slice]:
