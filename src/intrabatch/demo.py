@@ -214,7 +214,7 @@ def space_map(test: ImageSet, vectors_ND: NDArray[np.float32]) -> SpaceMap:
         labels_N=part.labels,
         classes=part.classes,
         thumbnails=[part.read(i) for i in range(len(part))],
-        note=f"{len(part)} images of {len(part.classes)} unseen characters, projected by t-SNE.",
+        note="Characters of scripts that were not trained on, projected by t-SNE.",
     )
 
 
