@@ -39,10 +39,13 @@ def attention_by_edges(layer, nodes, zero_slot, projected, per_head_scale):
     return gathered
 
 
-def refine_by_edges(passing, nodes, *, zero_slot=True, projected=True, per_head_scale=True, normalised=True):
+def refine_by_edges(
+    passing, nodes, *, zero_slot=True, projected=True, per_head_scale=True, normalised=True, entered=True
+):
     if normalised:
         nodes = [[x / math.sqrt(sum(y * y for y in node)) for x in node] for node in nodes]
-    nodes = [linear(passing.project, node) for node in nodes]
+    if entered:
+        nodes = [linear(passing.project, node) for node in nodes]
     steps = []
     for step in passing.steps:
         messages = attention_by_edges(step.attention, nodes, zero_slot, projected, per_head_scale)
@@ -75,12 +78,17 @@ def test_equals_a_loop_over_edges(zero_slot, steps, heads):
 
 def test_the_papers_own_variant_equals_a_loop_over_edges():
     passing = some_passing(
-        steps=2, heads=4, zero_slot=False, output_projection=False, scale="full", normalise_input=False
+        steps=2,
+        heads=4,
+        zero_slot=False,
+        output_projection=False,
+        scale="full",
+        normalise_input=False,
+        input_projection=False,
     )
     feats = torch.randn(5, 16, dtype=torch.float64)
-    expected = refine_by_edges(
-        passing, feats.tolist(), zero_slot=False, projected=False, per_head_scale=False, normalised=False
-    )
+    plain = {"zero_slot": False, "projected": False, "per_head_scale": False, "normalised": False, "entered": False}
+    expected = refine_by_edges(passing, feats.tolist(), **plain)
     assert torch.allclose(torch.stack(passing(feats)), expected, rtol=0, atol=1e-10)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from sklearn.cluster import AgglomerativeClustering
+from sklearn.cluster import DBSCAN, OPTICS, AgglomerativeClustering, Birch, KMeans, SpectralClustering
 
 from intrabatch import refine as module
 from intrabatch.errors import ConfigError, EvaluationError
@@ -149,12 +149,38 @@ def test_copies_of_an_image_are_its_mates(how: str) -> None:
     assert (batches // 3 == batches[:, :1] // 3).all()
 
 
-def test_clusters_are_those_of_scikit_learn_and_noise_is_nobodys() -> None:
-    units = clumps() / np.linalg.norm(clumps(), axis=1, keepdims=True)
-    ward = AgglomerativeClustering(n_clusters=9, linkage="ward").fit_predict(units)
-    assert (cluster_labels(units, "ward", 9) == ward).all()
+@pytest.mark.filterwarnings("ignore:Number of subclusters")  # of Birch: so few here that it joins none of them
+@pytest.mark.parametrize(
+    ("how", "theirs"),
+    [
+        ("k-means", KMeans(9, n_init=1, random_state=3)),
+        ("ward", AgglomerativeClustering(n_clusters=9, linkage="ward")),
+        ("spectral", SpectralClustering(9, assign_labels="cluster_qr", random_state=3)),
+        ("birch", Birch(n_clusters=9)),
+        ("dbscan", DBSCAN(eps=0.9, min_samples=5)),
+        ("optics", OPTICS(max_eps=0.9, min_samples=5)),
+    ],
+)
+def test_clusters_are_those_of_scikit_learn(how: str, theirs: Any) -> None:
+    units = clumps(200, spread=0.15) / np.linalg.norm(clumps(200, spread=0.15), axis=1, keepdims=True)
+    expected = theirs.fit_predict(units)
+    assert len(set(expected.tolist())) > 1
+    assert (cluster_labels(units, how, 9, seed=3) == expected).all()
+
+
+@pytest.mark.parametrize(("num_images", "expected"), [(20, 5), (6, 2), (3599, 899), (3600, 900), (5924, 900)])
+def test_there_are_the_papers_900_clusters_or_a_quarter_of_the_images(num_images: int, expected: int) -> None:
+    assert module._num_clusters(None, num_images) == expected
+
+
+def test_noise_is_nobodys() -> None:
     apart = np.eye(DIM, dtype=np.float32)
     assert (cluster_labels(apart, "dbscan", 0) == -1).all() and (cluster_labels(apart, "optics", 0) == -1).all()
+
+
+def test_blocks_shrink_as_batches_grow() -> None:
+    assert [block.stop for block in module._blocks(1000, 7)][:1] == [512]
+    assert max(block.stop - block.start for block in module._blocks(1000, 5000)) * 5000**2 <= module.HELD
 
 
 @pytest.mark.parametrize("block_rows", [7, 512])

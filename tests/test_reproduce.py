@@ -12,7 +12,7 @@ from conftest import tiny_images
 
 from intrabatch.cli import main, make_parser
 from intrabatch.commands import configured
-from intrabatch.errors import ConfigError, DataError
+from intrabatch.errors import ConfigError, DataError, RunError
 from intrabatch.progress import Quiet
 from intrabatch.recipes import get_recipe
 from intrabatch.reproduce import list_tables, make_study, plan, plan_lines, reproduce, running, table_lines
@@ -152,6 +152,65 @@ def test_a_plan_for_a_person_says_each_command_once(tmp_path):
     assert len(commands) == len(set(commands)) == 10  # 5 trainings, 3 students, 2 evaluations
 
 
+PAPER = """
+training-losses, cub cars196
+cross-entropy only & 67.5 & 69.8 & 84.2 & 68.7
+message passing only & 68.1 & 72.0 & 87.2 & 72.1
+both & 70.3 & 74.0 & 88.1 & 74.8
+both, messages at test time & 70.8 & 74.5 & 88.6 & 76.2
+ensembles, cub cars196 sop inshop
+Group Loss & 65.5 & 69.0 & 85.6 & 72.7 & 75.7 & 91.1
+ensemble of 1 & 70.3 & 74.0 & 88.1 & 74.8 & 81.4 & 92.6 & 92.8
+Group Loss, ensemble of 2 & 65.8 & 68.5 & 86.2 & 72.6 & 75.9 & 91.1
+ensemble of 2 & 72.2 & 74.3 & 90.9 & 74.9 & 81.8 & 92.7 & 92.9
+Group Loss, ensemble of 5 & 66.9 & 70.0 & 88.0 & 74.2 & 76.3 & 91.1
+ensemble of 5 & 73.1 & 74.4 & 91.5 & 75.4 & 82.1 & 92.8 & 93.4
+embedding-sizes, cub cars196 sop inshop
+64 numbers & 61.8 & 68.8 & 76.3 & 68.1 & 73.8 & 91.2 & 87.5
+128 numbers & 65.1 & 69.3 & 81.6 & 69.4 & 79.1 & 92.3 & 91.3
+256 numbers & 68.4 & 73.4 & 86.3 & 72.1 & 80.8 & 92.6 & 92.5
+512 numbers & 70.3 & 74.0 & 88.1 & 74.8 & 81.4 & 92.6 & 92.8
+1024 numbers & 71.8 & 72.8 & 89.5 & 75.0 & 81.4 & 92.5 & 91.7
+larger-images, cub cars196 sop inshop
+227 pixels & 70.3 & 74.0 & 88.1 & 74.8 & 81.4 & 92.6 & 92.8
+256 pixels & 71.7 & 74.3 & 90.2 & 75.4 & 81.7 & 92.3 & 92.9
+test-time, cub cars196
+backbone only & 70.3 & 74.0 & 88.1 & 74.8
+k-means & 66.1 & 69.6 & 85.1 & 70.5
+ward & 67.9 & 68.8 & 86.6 & 69.5
+spectral & 63.1 & 69.6 & 85.1 & 69.2
+birch & 65.5 & 69.5 & 86.1 & 70.0
+dbscan & 65.7 & 72.0 & 85.0 & 70.3
+optics & 66.5 & 71.1 & 85.4 & 69.6
+nearest & 62.1 & 69.2 & 84.8 & 70.2
+k-reciprocal & 70.8 & 74.5 & 88.6 & 76.2
+student of predictions & 65.7 & 70.3 & 85.6 & 71.6
+student of features & 65.3 & 70.1 & 85.6 & 70.9
+student of relations & 64.9 & 68.7 & 84.7 & 70.5
+"""
+
+
+def test_every_figure_of_the_papers_tables():
+    """Typed from the paper row by row: recall@1 and NMI of each data set; In-Shop has no NMI."""
+    found = {
+        (name, row.name, row.recipe.removesuffix("_256")): row.paper
+        for name, table in TABLES.items()
+        for row in table.rows
+        if name in PAPER
+    }
+    expected = {}
+    for line in PAPER.strip().splitlines():
+        row, *figures = line.split(" & ")
+        if not figures:
+            table, recipes = row.split(", ")
+            continue
+        for place, recipe in enumerate(recipes.split()):
+            pair = [float(figure) for figure in figures[2 * place : 2 * place + 2]]
+            if pair:
+                expected[table, row, recipe] = dict(zip(("recall@1", "nmi"), pair, strict=False))
+    assert found == expected
+
+
 # Running
 
 
@@ -200,6 +259,29 @@ def test_stopped_and_resumed_row_by_row(tmp_path, two_rows, monkeypatch):
     assert reproduce(study) == whole  # measured again, from the run that is there
     monkeypatch.setattr(running, "_measured", no_training)
     assert reproduce(study) == whole  # all rows from their files
+
+
+def test_a_row_file_cut_short_is_written_again(tmp_path, two_rows, monkeypatch):
+    study = tiny_study(tmp_path, "two")
+    whole = reproduce(study)
+    file = study.row_file(TABLES["two"].rows[0])
+    for torn in (file.read_text()[:200], "", "{}"):
+        file.write_text(torn)
+        assert reproduce(study) == whole and json.loads(file.read_text())["row"] == "both"
+
+
+def test_other_settings_in_the_same_place_leave_the_table_as_it_was(tmp_path, two_rows):
+    reproduce(tiny_study(tmp_path, "two"))
+    before = (tmp_path / "two.md").read_text()
+    message = "seed0 was trained with train.epochs = 1, now 2 is asked for; choose another --out"
+    with pytest.raises(RunError, match=message):
+        reproduce(make_study("two", tmp_path / "data", tmp_path, 1, [*TINY, "train.epochs=2"]))
+    assert (tmp_path / "two.md").read_text() == before
+
+
+def test_a_table_of_which_nothing_ran_is_a_mistake(tmp_path, capsys):
+    assert main(["reproduce", "main", "--data", str(tmp_path), "--out", str(tmp_path / "out"), "--quiet"]) == 2
+    assert "intrabatch: no row of main was run; the first: put the data set CUB-200-2011 at" in capsys.readouterr().err
 
 
 class CtrlC(Quiet):
@@ -305,7 +387,10 @@ def test_a_report_goes_where_it_is_asked_for(tmp_path, two_rows, monkeypatch):
     assert (
         (tmp_path / "docs" / "two.md")
         .read_text()
-        .endswith("intrabatch 0.1 (commit 0123456), torch 2.4, Linux, device cpu, 1 threads a training.\n")
+        .endswith(
+            "intrabatch 0.1 (commit 0123456, with uncommitted changes), torch 2.4, Linux, device cpu, "
+            "1 thread a training.\n"
+        )
     )
     assert json.loads((tmp_path / "docs" / "two.json").read_text())["table"] == "two"
 

@@ -4,7 +4,6 @@ import dataclasses
 import re
 
 import pytest
-import yaml
 
 from intrabatch import settings
 from intrabatch.config import Config
@@ -81,6 +80,12 @@ def test_overrides():
         ("train.epochs=.inf", "train.epochs is inf; expected a whole number"),
         ("evaluation.batch=0", "evaluation.batch is 0; expected at least 1"),
         ("data.val_fraction=1", "data.val_fraction is 1.0; expected 0 up to under 1"),
+        ("evaluation.refine_size=1", "evaluation.refine_size is 1; expected at least 2"),
+        ("evaluation.refine_clusters=-3", "evaluation.refine_clusters is -3; expected at least 2"),
+        ("evaluation.refine=best", "evaluation.refine is 'best'; choose from: none, k-reciprocal, nearest"),
+        ("optim.milestones=[-1]", "optim.milestones is [-1]; expected epochs from 1"),
+        ("loss.group_steps=0", "loss.group_steps is 0; expected at least 1"),
+        ("train.protocol=best", "train.protocol is 'best'; choose from: final, validation, as-published"),
     ],
 )
 def test_a_mistake_is_one_line(assignment, message):
@@ -106,9 +111,27 @@ def test_unknown_recipe_names_the_nearest():
         get_recipe("glyph")
 
 
-def test_published_settings_are_those_of_the_paper():
-    cub, cars = get_recipe("cub"), get_recipe("cars196")
-    assert (cub.batch.classes, cub.batch.images, cub.loss.temperature) == (6, 9, 0.2)
-    assert (cars.messages.steps, cars.messages.heads, cars.messages.head_input) == (2, 8, "all")
-    assert yaml.safe_load(settings.as_yaml(get_recipe("sop")))["messages"]["heads"] == 8
-    assert get_recipe("inshop").evaluation.recall_at == (1, 10, 20, 30, 40)
+PUBLISHED = {  # P, K, learning rate, weight decay, T, L, M, what the head reads, K of Recall@K
+    "cub": (6, 9, 1.5636637e-4, 6.06e-6, 0.2, 1, 2, "last", (1, 2, 4, 8)),
+    "cars196": (10, 7, 3.668324e-4, 2.55e-9, 0.11111, 2, 8, "all", (1, 2, 4, 8)),
+    "sop": (15, 6, 2.4724717e-4, 2.77e-13, 0.60469, 1, 8, "last", (1, 10, 100, 1000)),
+    "inshop": (14, 4, 1.1265975e-4, 1.06e-7, 0.18591, 1, 4, "last", (1, 10, 20, 30, 40)),
+}
+
+
+@pytest.mark.parametrize("larger", [False, True])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_settings_are_those_of_the_paper(name, larger):
+    config = get_recipe(f"{name}_256" if larger else name)
+    batch, optim, messages, loss = config.batch, config.optim, config.messages, config.loss
+    found = (batch.classes, batch.images, optim.learning_rate, optim.weight_decay, loss.temperature)
+    found += (messages.steps, messages.heads, messages.head_input, config.evaluation.recall_at)
+    assert found == PUBLISHED[name]
+    assert (optim.optimizer, optim.schedule, optim.milestones, optim.head_factor) == ("radam", "step", (30,), 1)
+    assert (config.train.epochs, config.train.protocol, batch.redraw) == (70, "final", name == "cub")
+    assert (loss.auxiliary, loss.messages, loss.smoothing, loss.messages_temperature) == (1, 1, 0.1, None)
+    model, image = config.model, config.image
+    assert (model.backbone, model.dim, model.pooling, model.batch_norm) == ("resnet50", 512, "max", "trained")
+    assert (image.crop, image.resize) == ((256, 288) if larger else (227, 256))
+    assert (image.min_scale, image.max_scale, image.flip, image.erase, image.colour) == (0.08, 1, 0.5, 0.5, 0)
+    assert config.data.source == name

@@ -11,10 +11,12 @@ import safetensors.torch
 import torch
 from conftest import tiny_config, tiny_images
 
+from intrabatch.data.image_set import split_classes, synthetic_images
 from intrabatch.errors import ConfigError, DeviceError, NonFiniteError, RunError
 from intrabatch.progress import Quiet
 from intrabatch.run import Run
-from intrabatch.train import Interrupted, Training, resume, train
+from intrabatch.train import RELOADED_AFTER, Interrupted, Training, resume, train
+from intrabatch.workflow import figure_lines
 
 CPU = torch.device("cpu")
 
@@ -228,8 +230,41 @@ def test_as_published_keeps_the_best_test_epoch_and_says_so(tmp_path, images, mo
     figures = run.read_json("metrics.json")
     assert figures["epoch"] == int(np.argmax(scores)) + 1
     assert figures["metrics"]["recall@1"] == pytest.approx(max(scores))
-    assert "not an honest figure" in figures["protocol"]["epoch_chosen"]
-    assert any("WARNING: as-published lets the TEST classes choose the epoch" in text for text in said)
+    protocol = figures["protocol"]
+    assert protocol["protocol"] == "as-published" and "not an honest figure" in protocol["epoch_chosen"]
+    warning = "WARNING: the TEST classes chose the epoch (train.protocol=as-published)"
+    assert any(text.startswith(warning) for text in said)
+    assert figure_lines(figures)[0].startswith(warning)  # also when progress is quiet
+
+
+def test_as_published_goes_back_to_its_best_weights_and_trains_on_from_them(tmp_path, images, monkeypatch):
+    assert RELOADED_AFTER == (30, 50)
+    monkeypatch.setattr("intrabatch.train.RELOADED_AFTER", (2,))
+    scores = iter([0.0, 0.9, 0.1, 0.2])  # of the untrained network, then of each epoch: the first is the best
+    monkeypatch.setattr(Training, "_figures", lambda *_: {"recall@1": next(scores)})
+    ends = []
+
+    class Remember(Quiet):
+        def epoch(self, record):
+            ends.append({name: tensor.clone() for name, tensor in training.network.state_dict().items()})
+
+    config = tiny_config("train.epochs=3", "train.protocol=as-published")
+    run = Run.create(tmp_path / "run", config, images, images.only("train").classes, "cpu")
+    training = Training(run, images, CPU, Remember())
+    training.go()
+    assert same(ends[1], ends[0]) and not same(ends[2], ends[0])
+    assert same(weights(run), ends[0]) and run.read_json("metrics.json")["epoch"] == 1
+
+
+@pytest.mark.parametrize(("protocol", "split"), [("validation", "val"), ("as-published", "test")])
+def test_no_epoch_is_chosen_by_classes_that_are_not_there(tmp_path, protocol, split):
+    without = split_classes(
+        synthetic_images(12, 4, size=16, seed=0), 0.15 * (split != "val"), 0.25 * (split != "test"), seed=0
+    )
+    message = f"train.protocol={protocol} chooses the epoch by {split} classes, but there is none with two images"
+    with pytest.raises(ConfigError, match=message):
+        train(tiny_config(f"train.protocol={protocol}"), without, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("head", ["cosine", "proxy_anchor", "group", "batch_classes", "hierarchical"])

@@ -131,7 +131,7 @@ def _evaluate(commands: Any) -> None:
     parser = _command(commands, do.run_evaluate, "measure a run, or vectors made elsewhere", example)
     text = "run folders (several are one ensemble), then, if not the runs' own test classes, labelled images"
     parser.add_argument("what", metavar="RUN... [DATA]", nargs="*", help=text)
-    parser.add_argument("--compare", action="store_true", help="two runs: is the second better?")
+    parser.add_argument("--compare", action="store_true", help="two runs, named before it: is the second better?")
     text = "vectors with labels: .npz, .parquet, or .npy and .csv"
     parser.add_argument("--embeddings", nargs="+", type=Path, metavar="FILE", help=text)
     texts = settings.fields_help(EvalConfig)

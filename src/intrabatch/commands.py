@@ -33,7 +33,7 @@ def configured(arguments: Namespace, base: Config) -> Config:
     if arguments.device:
         config = settings.update(config, {"train": {"device": arguments.device}})
     for option in ("refine", "nmi_recipe"):
-        if getattr(arguments, option, None):
+        if getattr(arguments, option, None) is not None:
             config = settings.update(config, {"evaluation": {option: getattr(arguments, option)}})
     return config
 
@@ -301,6 +301,8 @@ def run_reproduce(arguments: Namespace) -> int:
         return 0
     table = reproduce(study, make_display(arguments.quiet), arguments.jobs)
     print(json.dumps(table, indent=2) if arguments.json else "\n".join(table_lines(table)))
+    if not any("metrics" in row for row in table["rows"]):
+        raise ConfigError(f"no row of {arguments.table} was run; the first: {table['rows'][0]['not_run']}")
     return 0
 
 

@@ -185,6 +185,7 @@ class LossConfig:
         for name in ("temperature", "messages_temperature", "group_temperature"):
             value = getattr(self, name)
             require(value is None or value > 0, f"loss.{name} is {value}; expected above 0")
+        require_at_least(1, "loss", group_steps=self.group_steps)
         require(0 <= self.smoothing < 1, f"loss.smoothing is {self.smoothing}; expected 0 up to under 1")
 
 
@@ -217,6 +218,8 @@ class OptimConfig:
         require(self.learning_rate > 0, f"optim.learning_rate is {self.learning_rate}; expected above 0")
         require(0 <= self.ema < 1, f"optim.ema is {self.ema}; expected 0 up to under 1")
         require_at_least(0, "optim", head_factor=self.head_factor, proxy_factor=self.proxy_factor)
+        counted = min(self.milestones, default=1) >= 1
+        require(counted, f"optim.milestones is {list(self.milestones)}; expected epochs from 1, such as [30, 50]")
         require_at_least(0, "optim", weight_decay=self.weight_decay, clip=self.clip)
         require_at_least(0, "optim", warmup_epochs=self.warmup_epochs, frozen_epochs=self.frozen_epochs)
 
@@ -270,6 +273,7 @@ class EvalConfig:
         ordered = bool(self.recall_at) and min(self.recall_at) >= 1
         require(ordered, f"evaluation.recall_at is {list(self.recall_at)}; expected whole numbers from 1")
         require_at_least(1, "evaluation", nmi_seeds=self.nmi_seeds, batch=self.batch)
+        require_at_least(2, "evaluation", refine_size=self.refine_size, refine_clusters=self.refine_clusters)
 
 
 @dataclass(frozen=True, kw_only=True)

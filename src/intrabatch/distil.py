@@ -30,7 +30,7 @@ from .errors import ConfigError, DataError, RunError, did_you_mean
 from .model import Network
 from .progress import Progress, Quiet
 from .run import Run
-from .train import Training
+from .train import Training, require_judge
 from .trained import restored_network
 
 SOFTENING = 4.0
@@ -159,6 +159,7 @@ def distil(
     config = config or student_config(taught_by.config)
     classes = images.only("train").classes
     _require_lesson(taught_by, how, config, classes)
+    require_judge(config, images)
     taught_by.load_weights()  # before the folder is made: are they there?
     device = pick_device(config.train.device)
     run = Run.create(out, config, images, classes, str(device))

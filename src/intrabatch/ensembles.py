@@ -194,7 +194,7 @@ def finished_run(path: Path, config: Config, begin: Callable[[], Run], go_on: Ca
     if _clear_false_start(path):
         return begin()
     run = Run.open(path)
-    _require_same_settings(run, config)
+    require_same_settings(run, config)
     return run if (path / "metrics.json").is_file() else go_on()
 
 
@@ -208,7 +208,8 @@ def _clear_false_start(path: Path) -> bool:
     return True
 
 
-def _require_same_settings(run: Run, config: Config) -> None:
+def require_same_settings(run: Run, config: Config) -> None:
+    """A run that is there already is only gone on with, or used, under its own settings."""
     wanted = dict(settings.walk(config))
     for key, value in settings.walk(run.config):
         if value != wanted[key]:
@@ -221,7 +222,7 @@ def _require_same_lesson(path: Path, teacher: Path, how: str) -> None:
     """A student that is there already has the same teacher and learns the same."""
     if is_student(path):
         found = taught(path)
-        if (found["teacher"], found["how"]) != (str(teacher), how):
+        if (Path(found["teacher"]).resolve(), found["how"]) != (teacher.resolve(), how):
             raise RunError(
                 f"{path} is a student of {found['teacher']} by {found['how']}, now {teacher} by {how} is asked for; "
                 f"choose another --out"

@@ -35,6 +35,7 @@ EPOCH_CHOSEN = {
     "validation": "best on the validation classes",
     "as-published": "best on the TEST classes: for comparison with the paper only, not an honest figure",
 }
+AS_PUBLISHED = "the TEST classes chose the epoch (train.protocol=as-published): compare with the paper, not a headline"
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,10 @@ class Evaluator:
 
     @staticmethod
     def for_split(images: ImageSet, split: str, config: Config, device: torch.device) -> Evaluator | None:
-        """None when the image set has nothing to evaluate in that split: no image, or no class with two."""
-        if images.splits is None or not (images.splits == split).any():
+        """None when the image set has nothing to evaluate in that split."""
+        if not is_measurable(images, split):
             return None
         chosen = images.only(split)
-        if chosen.class_sizes().max() < 2:
-            return None
         return Evaluator(chosen, split, open_pixels(chosen, config.image, device), config, device)
 
     def vectors(self, embedder: Embedder, precision: torch.dtype) -> NDArray[np.float32]:
@@ -82,11 +81,18 @@ class Evaluator:
         return figures
 
 
+def is_measurable(images: ImageSet, split: str) -> bool:
+    """Whether that split has a class with two images or more."""
+    there = images.splits is not None and bool((images.splits == split).any())
+    return there and int(images.only(split).class_sizes().max()) > 1
+
+
 def protocol_of(run: Run, epoch: int, split: str, images: ImageSet) -> dict[str, Any]:
     """What figures of a run mean: which images, which epoch and how it was chosen, sizes, recipe, versions."""
     config = run.config
-    return {
+    protocol: dict[str, Any] = {
         "split": split,
+        "protocol": config.train.protocol,
         "epoch": epoch,
         "epochs": config.train.epochs,
         "epoch_chosen": EPOCH_CHOSEN[config.train.protocol],
@@ -96,7 +102,9 @@ def protocol_of(run: Run, epoch: int, split: str, images: ImageSet) -> dict[str,
         "seed": config.train.seed,
         "recipe": config.recipe,
         "refinement": "none",
-    } | describe_set(images)
+    }
+    protocol |= {"warning": AS_PUBLISHED} if config.train.protocol == "as-published" else {}
+    return protocol | describe_set(images)
 
 
 def describe_set(images: ImageSet) -> dict[str, Any]:

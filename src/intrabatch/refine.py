@@ -7,6 +7,8 @@ the gallery is refined among itself, so that one query never depends on another.
 Where the paper leaves room or its parts differ:
 - k-reciprocal: a candidate's set is taken in when *more* than 2/3 of it is inside (released code; the equation has "at
   least"), and sets hold their own image (released code, after Zhong et al. 2017).
+- gallery: a query counts as if it had joined the gallery, in its own list and in those of others.
+- OPTICS: 0.9 is the largest distance it looks at; spectral clusters are read off by pivoted QR, which is repeatable.
 - the others: the paper puts chunks of several clusters, or of several images' neighbours, into one batch; here a batch
   is one chunk: an image, the members of its own cluster, nearest first, then the nearest others. Noise takes its
   nearest neighbours, a query the cluster of its nearest gallery image.
@@ -37,6 +39,8 @@ CONSTRUCTIONS: tuple[str, ...] = get_args(Construction)
 NOBODY = -1
 PAPER_CLUSTERS, PAPER_EPS, PAPER_MIN_SAMPLES = 900, 0.9, 5
 BLOCK_ROWS = 512
+HELD = 1 << 25
+"""Comparisons of nodes held at once."""
 
 Floats = NDArray[np.float32]
 Indices = NDArray[np.int64]
@@ -62,7 +66,7 @@ def refine(
     was_training = passing.training
     passing.eval()
     try:
-        for rows in _blocks(len(vectors_ND)):
+        for rows in _blocks(len(vectors_ND), size):
             nodes_RSD = np.concatenate([vectors_ND[rows, None], candidates_MD[batches_NS[rows, 1:]]], axis=1)
             refined_ND[rows] = _first_nodes(nodes_RSD, passing)
     finally:
@@ -127,13 +131,15 @@ def _moved_left(indices_NK: Indices) -> Indices:
 def _contained(these_NK: Indices, those_NJ: Indices) -> NDArray[np.bool_]:
     """For each row and each of its first indices, whether it is among its second ones."""
     found_NK = np.empty(these_NK.shape, dtype=bool)
-    for rows in _blocks(len(these_NK)):
+    for rows in _blocks(len(these_NK), max(these_NK.shape[1], those_NJ.shape[1])):
         found_NK[rows] = (these_NK[rows, :, None] == those_NJ[rows, None, :]).any(-1)
     return found_NK
 
 
-def _blocks(num_rows: int) -> list[slice]:
-    return [slice(start, min(start + BLOCK_ROWS, num_rows)) for start in range(0, num_rows, BLOCK_ROWS)]
+def _blocks(num_rows: int, size: int = 1) -> list[slice]:
+    """Some rows at a time, fewer where each compares `size` nodes with as many."""
+    step = max(1, min(BLOCK_ROWS, HELD // size**2))
+    return [slice(start, min(start + step, num_rows)) for start in range(0, num_rows, step)]
 
 
 # k-reciprocal neighbours

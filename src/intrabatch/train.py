@@ -30,8 +30,8 @@ from .data.batches import num_batches, plan_epoch, require_classes
 from .data.image_set import ImageSet
 from .data.pixels import DevicePixels, Pixels, open_pixels
 from .devices import out_of_memory, pick_device, pick_precision
-from .errors import DataError, NonFiniteError
-from .evaluate import Evaluator
+from .errors import ConfigError, DataError, NonFiniteError
+from .evaluate import AS_PUBLISHED, Evaluator, is_measurable
 from .model import Network
 from .optim import AveragedWeights, Optimizers, rate_factor
 from .progress import Progress, Quiet
@@ -73,9 +73,21 @@ def train(config: Config, images: ImageSet, out: Path, progress: Progress | None
     """Train a new run in the folder `out` on images that have a split; returns the finished run."""
     classes = images.only("train").classes
     require_classes(len(classes), config.batch)
+    require_judge(config, images)
     device = pick_device(config.train.device)
     run = Run.create(out, config, images, classes, str(device))
     return Training(run, images, device, progress or Quiet()).go()
+
+
+def require_judge(config: Config, images: ImageSet) -> None:
+    """Stop before training where the epoch is to be chosen by classes that are not there."""
+    judges = {"validation": "val", "as-published": "test"}
+    protocol, split = config.train.protocol, judges.get(config.train.protocol)
+    if split and not is_measurable(images, split):
+        raise ConfigError(
+            f"train.protocol={protocol} chooses the epoch by {split} classes, but there is none with two images; set "
+            f"data.{split}_fraction above 0, bring a {split} split, or keep the last epoch: train.protocol=final"
+        )
 
 
 def resume(path: Path, images: ImageSet, progress: Progress | None = None) -> Run:
@@ -115,7 +127,7 @@ class Training:
         """Train to the end, evaluate, and finish the run."""
         config = self.config
         if config.train.protocol == "as-published":
-            self.progress.say("WARNING: as-published lets the TEST classes choose the epoch; not an honest figure")
+            self.progress.say(f"WARNING: {AS_PUBLISHED}")
         self.progress.say(f"backbone {config.model.backbone}: {self.network.embedder.weights_from}")
         try:
             with quick_convolutions():

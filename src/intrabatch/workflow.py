@@ -101,7 +101,8 @@ def figure_lines(figures: dict[str, Any]) -> list[str]:
     if not metrics:
         return ["nothing to measure: there are no test or validation classes with two images"]
     width = max(map(len, metrics)) + 2
-    lines = [f"{'percent':<{width}}" + (f"{'untrained':>10}" if untrained else "") + f"{'trained':>10}"]
+    lines = [f"WARNING: {protocol['warning']}"] if "warning" in protocol else []
+    lines += [f"{'percent':<{width}}" + (f"{'untrained':>10}" if untrained else "") + f"{'trained':>10}"]
     for name, value in metrics.items():
         before = (f"{100 * untrained[name]:>10.1f}" if name in untrained else f"{'':>10}") if untrained else ""
         low, high = figures.get("intervals", {}).get(name, (None, None))

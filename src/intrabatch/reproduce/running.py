@@ -23,10 +23,11 @@ import torch
 from .. import settings
 from ..config import Config, DataConfig
 from ..data.image_set import ImageSet
-from ..ensembles import ensemble_figures, student_run, trained_run
+from ..ensembles import ensemble_figures, require_same_settings, student_run, trained_run
 from ..errors import ConfigError, IntrabatchError
 from ..progress import Progress, Quiet
 from ..run import Run
+from ..saving import write_whole
 from ..statistics import over_seeds
 from ..train import stop_signals
 from ..trained import Trained
@@ -48,6 +49,7 @@ def reproduce(study: Study, progress: Progress | None = None, jobs: int = 1) -> 
 
 
 def _reproduced(study: Study, planned: Sequence[Planned], progress: Progress, jobs: int) -> Figures:
+    _require_same_study(study, planned)
     if jobs > 1:
         trials = _missing_trials(study, planned)
         _side_by_side(study, [trial for trial in trials if not trial.student], jobs, progress)
@@ -59,6 +61,14 @@ def _reproduced(study: Study, planned: Sequence[Planned], progress: Progress, jo
         _write(study.report_file().with_suffix(".json"), json.dumps(table, indent=2))
         _write(study.report_file(), "\n".join(table_lines(table)))
     return table
+
+
+def _require_same_study(study: Study, planned: Sequence[Planned]) -> None:
+    """Before a table is written over: were the runs that lie there trained with the settings asked for now?"""
+    for one in planned:
+        for trial in [] if one.problem else [trial for trials in one.repetitions for trial in trials]:
+            if (study.path(trial) / "metrics.json").is_file():
+                require_same_settings(Run.open(study.path(trial)), study.config(trial))
 
 
 # One row
@@ -94,12 +104,12 @@ def _environment(path: Path) -> Figures:
 
 
 def _done(study: Study, planned: Planned) -> Figures | None:
-    """The row's outcome when the same commands gave one before."""
-    file = study.row_file(planned.row)
-    if not file.is_file():
+    """The row's outcome when the same commands gave one before; a file that is not whole is written again."""
+    try:
+        outcome: Figures = json.loads(study.row_file(planned.row).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
         return None
-    outcome: Figures = json.loads(file.read_text(encoding="utf-8"))
-    return outcome if outcome["commands"] == planned.commands else None
+    return outcome if outcome.get("commands") == planned.commands else None
 
 
 def _measured(study: Study, row: Row, trials: Sequence[Trial], progress: Progress) -> Figures:
@@ -270,16 +280,20 @@ def _footer(table: Figures) -> list[str]:
     """How the table was made, and on what."""
     sets = "".join(f" --set {change}" for change in table["changes"])
     lines = [f"Made by `intrabatch reproduce {table['table']} --seeds {table['seeds']}{sets}`."]
-    for row in table["rows"]:
-        if "environment" in row:
-            made = row["environment"]
-            commit = f" (commit {made['git'][:7]})" if made["git"] else ""
-            versions = f"intrabatch {made['intrabatch']}{commit}, torch {made['packages']['torch']}"
-            system, threads = made["platform"].partition("-")[0], made["cpu_threads"]
-            return [*lines, f"{versions}, {system}, device {made['device']}, {threads} threads a training."]
-    return lines
+    made = [_made_with(row["environment"]) for row in table["rows"] if "environment" in row]
+    return [*lines, *dict.fromkeys(made)]
+
+
+def _made_with(made: Figures) -> str:
+    """Versions and machine; rows of one table may differ in them."""
+    commit, _, changed = (made["git"] or "").partition("-")
+    said = f" (commit {commit[:7]}{', with uncommitted changes' if changed else ''})" if commit else ""
+    versions = f"intrabatch {made['intrabatch']}{said}, torch {made['packages']['torch']}"
+    system, threads = made["platform"].partition("-")[0], made["cpu_threads"]
+    return f"{versions}, {system}, device {made['device']}, {threads} thread{'s' * (threads > 1)} a training."
 
 
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")
+    whole = text if text.endswith("\n") else text + "\n"
+    write_whole(path, lambda fresh: fresh.write_text(whole, encoding="utf-8"))
