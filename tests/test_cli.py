@@ -223,7 +223,7 @@ def test_mistakes_on_the_command_line(capsys, tmp_path, trained, photos):
     assert "invalid choice: 'trian'" in mistake(capsys, "trian")
     assert "unknown recipe 'cubs'; did you mean 'cub'?" in mistake(capsys, "train", photos, "--recipe", "cubs")
     assert "no images named; give DATA" in mistake(capsys, "train")
-    assert "did you mean 'epochs'?" in mistake(capsys, "train", photos, "--set", "train.epoch=3")
+    assert "did you mean 'train.epochs'?" in mistake(capsys, "train", photos, "--set", "train.epoch=3")
     assert "no such folder or file" in mistake(capsys, "check", tmp_path / "nowhere")
     assert "no run folder" in mistake(capsys, "evaluate", tmp_path / "nowhere")
     assert "give either a RUN or --embeddings" in mistake(capsys, "evaluate")
@@ -258,7 +258,93 @@ def test_mistakes_in_a_run_folder(capsys, tmp_path, trained):
     assert "classes.json is missing" in broken("part", lambda run: (run / "classes.json").unlink())
     assert "has no weights yet" in broken("young", lambda run: (run / "weights.safetensors").unlink())
     assert "cannot be read" in broken("torn", lambda run: (run / "weights.safetensors").write_bytes(b"x" * 40))
+    for name in ("environment.json", "classes.json", "metrics.json"):
+        line = broken(f"list in {name}", lambda run, name=name: (run / name).write_text("3"))
+        assert f"{name} holds a int, expected a" in line
+    assert "config.yaml cannot be read" in broken("latin", lambda run: (run / "config.yaml").write_bytes(b"\xff"))
+    assert "is a file; name the run folder" in mistake(capsys, "evaluate", trained / "config.yaml")
     assert "unknown key 'trian'" in broken("typo", lambda run: (run / "config.yaml").write_text("trian: 5\n"))
+
+
+def test_what_was_decided_in_training_is_not_told_anew(capsys, trained):
+    for change in ("train.epochs=99", "train.seed=42", "model.dim=32", "recipe=sop", "loss.temperature=3"):
+        line = mistake(capsys, "evaluate", trained, "--set", change)
+        assert f"--set {change.split('=')[0]}: it was decided when the run was trained; evaluate can change" in line
+    code, _, _ = said(capsys, "evaluate", trained, "--set", "evaluation.recall_at=[1]", "--set", "train.device=cpu")
+    assert code == 0
+
+
+def test_one_class_alone_is_not_measured(capsys, tmp_path, trained, photos):
+    import shutil
+
+    shutil.copytree(photos / "klasse 3 ä", tmp_path / "one" / "klasse")
+    assert "all images are of one class" in mistake(capsys, "evaluate", trained, tmp_path / "one")
+
+
+def test_resuming_elsewhere_and_after_the_images_moved(capsys, tmp_path, photos, monkeypatch):
+    import shutil
+
+    from intrabatch.run import Run
+    from intrabatch.train import Training
+
+    moved, run = tmp_path / "photos", tmp_path / "run"
+    shutil.copytree(photos, moved)
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(Training, "_finish", lambda self: sys.exit())
+        main(["train", "photos", "--out", "run", "--quiet", *SMALL])
+    monkeypatch.chdir("/")
+    moved.rename(tmp_path / "new place")
+    line = mistake(capsys, "train", "--resume", run)
+    assert str(moved) in line and "no such folder or file" in line
+    shutil.copytree(photos / "klasse 3 ä", tmp_path / "other" / "klasse")
+    assert "no longer in the data" in mistake(capsys, "train", "--resume", run, tmp_path / "other")
+    assert Run.open(run).config.data.path == str(moved)
+    code, _, err = said(capsys, "train", "--resume", run, tmp_path / "new place")
+    assert code == 0, err
+    assert Run.open(run).config.data.path == str(tmp_path / "new place")
+    assert said(capsys, "evaluate", run)[0] == 0
+
+
+def test_a_checkpoint_that_does_not_fit(capsys, tmp_path, photos, monkeypatch):
+    import shutil
+
+    import torch
+
+    from intrabatch.train import Training
+
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(Training, "_finish", lambda self: sys.exit())
+        main(["train", str(photos), "--out", str(run), "--quiet", *SMALL])
+    shutil.copytree(run, tmp_path / "wider")
+    text = (run / "config.yaml").read_text()
+    (tmp_path / "wider" / "config.yaml").write_text(text.replace("dim: 16", "dim: 32"))
+    line = mistake(capsys, "train", "--resume", tmp_path / "wider", "--quiet")
+    assert "wider/checkpoint.pt does not fit the run's config.yaml" in line
+    for wrong in ([], {"network": 3}):
+        torch.save(wrong, run / "checkpoint.pt")
+        assert "checkpoint.pt" in mistake(capsys, "train", "--resume", run, "--quiet")
+    (run / "checkpoint.pt").write_bytes(b"cut")
+    assert "checkpoint.pt is damaged or cut short; remove it" in mistake(capsys, "train", "--resume", run)
+
+
+@pytest.mark.parametrize("option", ["--seeds", "--ensemble"])
+def test_no_seeds_are_not_one(capsys, tmp_path, photos, option):
+    assert f"{option} is 0" in mistake(capsys, "train", photos, option, "0", "--out", tmp_path / "r", *SMALL)
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_taken_folder_is_told_before_the_images_are_read(capsys, photos, trained, monkeypatch):
+    monkeypatch.setattr("intrabatch.data.check.check", lambda images: sys.exit("read"))
+    line = mistake(capsys, "train", photos, "--out", trained, *SMALL)
+    assert "holds a finished run; choose another --out" in line
+
+
+def test_comparisons_name_what_is_no_run(capsys, trained):
+    assert "got 1; nowhere is no run folder" in mistake(capsys, "evaluate", trained, "nowhere", "--compare")
+    line = mistake(capsys, "evaluate", trained, trained, "--compare", "--nmi-recipe", "random")
+    assert "leave out --nmi-recipe" in line
 
 
 def test_bad_folders(capsys, tmp_path, photos):
@@ -312,6 +398,19 @@ def test_our_own_faults_show_the_trace_and_exit_1(monkeypatch, capsys, photos):
     monkeypatch.setattr("intrabatch.data.check.check", fail)
     code, _, err = said(capsys, "check", photos)
     assert code == 1 and "ZeroDivisionError: a bug" in err and "this is a fault of intrabatch" in err
+
+
+def test_a_full_disk_in_training_says_how_to_go_on(capsys, tmp_path, photos, monkeypatch):
+    def full():
+        raise OSError(28, "No space left on device")
+
+    run = tmp_path / "run"
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda a, b: full() if b.name == "checkpoint.pt" else replace(a, b))
+    line = mistake(capsys, "train", photos, "--out", run, "--quiet", *SMALL)
+    assert "No space left on device" in line and f"make room, then: intrabatch train --resume {run}" in line
+    monkeypatch.undo()
+    assert said(capsys, "train", "--resume", run)[0] == 0
 
 
 def test_a_full_disk_leaves_the_previous_checkpoint(trained, monkeypatch):

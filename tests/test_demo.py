@@ -6,7 +6,7 @@ import pytest
 
 from intrabatch import settings
 from intrabatch.demo import demo
-from intrabatch.errors import RunError
+from intrabatch.errors import DataError, RunError
 from intrabatch.progress import Quiet
 from intrabatch.recipes import glyphs
 
@@ -45,9 +45,24 @@ def test_plain_words_say_whether_messages_helped(summary):
 
 
 def test_an_earlier_demo_is_replaced_and_nothing_else(summary, tmp_path):
+    (tmp_path / "with-messages").mkdir()
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(RunError, match="exists and is not an earlier demo; choose another --out"):
+    with pytest.raises(RunError, match=r"holds 'notes\.txt', which no demo made; choose another --out"):
         demo(settings.override(glyphs(), TINY), tmp_path, Quiet())
-    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert (tmp_path / "notes.txt").read_text() == "mine" and (tmp_path / "with-messages").is_dir()
+    with pytest.raises(DataError, match="ask for at most"):
+        demo(settings.override(glyphs(), [*TINY, "data.glyph_classes=9999"]), summary.out, Quiet())
+    assert (summary.out / "report.html").is_file()  # a demo that cannot begin takes nothing away
     again = demo(settings.override(glyphs(), TINY), summary.out, Quiet())
     assert again.rows == summary.rows  # the same seed, the same figures
+
+
+def test_a_demo_cut_short_is_begun_anew(tmp_path):
+    class Kill(Quiet):
+        def epoch(self, record):
+            raise SystemExit
+
+    with pytest.raises(SystemExit):
+        demo(settings.override(glyphs(), TINY), tmp_path / "demo", Kill())
+    assert not (tmp_path / "demo" / "report.html").exists()
+    assert demo(settings.override(glyphs(), TINY), tmp_path / "demo", Quiet()).rows

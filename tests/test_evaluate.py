@@ -58,7 +58,7 @@ def test_vectors_made_elsewhere(tmp_path, capsys, kind, roles):
     assert protocol["num_queries"] == (60 if roles is None else 12)
     assert (protocol["num_images"], protocol["num_classes"], protocol["split"]) == (60, 12, "all")
     assert protocol["embedding_size"] == 8 and protocol["versions"].keys() >= {"intrabatch", "torch", "numpy"}
-    assert len(protocol["test_list_sha256"]) == 16
+    assert len(protocol["test_list_sha256"]) == 64
 
 
 def test_a_run_says_what_its_figures_mean(tmp_path):
@@ -68,10 +68,12 @@ def test_a_run_says_what_its_figures_mean(tmp_path):
     said_before = found["protocol"] | {"versions": sorted(found["protocol"]["versions"])}
     assert said_before == {
         "split": "test",
+        "protocol": "final",
         "epoch": 2,
         "epochs": 2,
         "epoch_chosen": "the last",
         "seed": 3,
+        "split_seed": 0,
         "image_size": 16,
         "embedding_size": 16,
         "backbone": "resnet10t",

@@ -413,5 +413,5 @@ def test_mistakes_are_one_line_each(tmp_path):
         make_study("glyphs", tmp_path, tmp_path, 0)
     with pytest.raises(ConfigError, match="--jobs is 0; expected 1 or more"):
         reproduce(make_study("glyphs", tmp_path, tmp_path), jobs=0)
-    with pytest.raises(ConfigError, match=r"unknown key 'train\.epoch'; did you mean 'epochs'\?"):
+    with pytest.raises(ConfigError, match=r"unknown key 'train\.epoch'; did you mean 'train\.epochs'\?"):
         make_study("glyphs", tmp_path, tmp_path, changes=["train.epoch=1"])

@@ -193,8 +193,12 @@ def test_clipping_bounds_the_whole_gradient(tmp_path, images):
 
 def test_mistakes_are_one_line_each(tmp_path, config, images):
     train(config, images, tmp_path / "run")
+    with pytest.raises(RunError, match="run holds a finished run; choose another --out"):
+        train(config, images, tmp_path / "run")
+    (tmp_path / "run" / "metrics.json").rename(tmp_path / "metrics.json")
     with pytest.raises(RunError, match=r"run exists and is not empty; choose another --out, or go on with --resume"):
         train(config, images, tmp_path / "run")
+    (tmp_path / "metrics.json").rename(tmp_path / "run" / "metrics.json")
     with pytest.raises(RunError, match="run is finished; there is nothing to resume"):
         resume(tmp_path / "run", images)
     with pytest.raises(RunError, match=r"no run folder .*nowhere; train one with: intrabatch train"):

@@ -9,12 +9,13 @@ import json
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import settings
 from .config import Config
-from .errors import ConfigError, IntrabatchError, did_you_mean
+from .errors import ConfigError, IntrabatchError, WriteError, did_you_mean
 
 if TYPE_CHECKING:
     from .data.image_set import ImageSet
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from .run import Run
 
 Figures = dict[str, Any]
+MEASURING = ("evaluation.", "image.crop", "image.resize", "image.store", "train.device", "train.precision")
+"""Settings that belong to measuring a run, not to how it came about."""
 
 
 def configured(arguments: Namespace, base: Config) -> Config:
@@ -50,7 +53,10 @@ def run_demo(arguments: Namespace) -> int:
     from .progress import make_display
     from .recipes import glyphs
 
-    summary = demo(configured(arguments, glyphs()), arguments.out, make_display(arguments.quiet))
+    try:
+        summary = demo(configured(arguments, glyphs()), arguments.out, make_display(arguments.quiet))
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("the demo was stopped; the same command begins it anew") from None
     print(json.dumps(summary.as_dict(), indent=2) if arguments.json else "\n".join(summary.lines()))
     return 0
 
@@ -78,7 +84,7 @@ def run_train(arguments: Namespace) -> int:
     display = make_display(arguments.quiet)
     if arguments.resume:
         figures = _resumed(arguments, display)
-    elif arguments.seeds or arguments.ensemble:
+    elif arguments.seeds is not None or arguments.ensemble is not None:
         figures = _trained_seeds(arguments, display)
     else:
         figures = _trained(arguments, display)
@@ -96,10 +102,9 @@ def _require_no_change(arguments: Namespace) -> None:
     """A resumed run keeps its settings and images: whatever would change them is a mistake, not to be passed over."""
     flags = ("recipe", "out", "config", "set", "device", "skip_broken")
     changed = [f"--{name.replace('_', '-')}" for name in flags if getattr(arguments, name)]
-    changed += ["DATA"] if arguments.data else []
     if arguments.resume and changed:
         raise ConfigError(f"--resume keeps the run's own images and settings; leave out {', '.join(changed)}")
-    if (arguments.seeds or arguments.ensemble) and arguments.log_to:
+    if (arguments.seeds is not None or arguments.ensemble is not None) and arguments.log_to:
         raise ConfigError("--log-to follows one run; leave it out with --seeds and --ensemble")
 
 
@@ -111,6 +116,8 @@ def _resumable(path: Path) -> Iterator[None]:
     is_new = not path.exists()
     try:
         yield
+    except WriteError as error:
+        raise WriteError(f"{error}; make room, then: intrabatch train {resume_option(path)}") from None
     except IntrabatchError:
         if is_new:
             discard_unstarted(path)
@@ -123,10 +130,12 @@ def _resumable(path: Path) -> Iterator[None]:
 
 def _trained(arguments: Namespace, display: Progress) -> Figures:
     from .progress import Tracked
+    from .run import require_free
     from .train import train
     from .workflow import prepared_images
 
     config, out = _training_config(arguments)
+    require_free(out)  # before the images are read, which may take minutes
     progress = Tracked(display, arguments.log_to, out, settings.as_mapping(config))
     images = prepared_images(config, arguments.skip_broken, display.say)
     with _resumable(out):
@@ -141,10 +150,15 @@ def _resumed(arguments: Namespace, display: Progress) -> Figures:
     from .workflow import resumed_images
 
     run = Run.open(arguments.resume)
+    if arguments.data:
+        run = Run(run.path, settings.update(run.config, {"data": {"path": _whole_path(arguments.data)}}), run.classes)
+    images = resumed_images(run)
+    if arguments.data:
+        run.moved_to(run.config.data.path)  # they were all there
     progress = Tracked(display, arguments.log_to, run.path, settings.as_mapping(run.config))
     go_on = resume_distil if is_student(run.path) else resume
     with _resumable(run.path):
-        return _figures(go_on(run.path, resumed_images(run), progress))
+        return _figures(go_on(run.path, images, progress))
 
 
 def _trained_seeds(arguments: Namespace, display: Progress) -> Figures:
@@ -153,7 +167,7 @@ def _trained_seeds(arguments: Namespace, display: Progress) -> Figures:
 
     config, out = _training_config(arguments)
     images = prepared_images(config, arguments.skip_broken, display.say)
-    if arguments.seeds:
+    if arguments.seeds is not None:
         return train_seeds(config, images, out, arguments.seeds, display)
     return train_ensemble(config, images, out, arguments.ensemble, display)
 
@@ -172,7 +186,13 @@ def _training_config(arguments: Namespace) -> tuple[Config, Path]:
     config = configured(arguments, config)
     if arguments.data:
         config = settings.update(config, {"data": {"path": arguments.data}})
-    return config, arguments.out or Path("runs") / (Path(config.data.path).stem or "run")
+    out = arguments.out or Path("runs") / (Path(config.data.path).stem or "run")
+    return settings.update(config, {"data": {"path": _whole_path(config.data.path)}}), out
+
+
+def _whole_path(data: str) -> str:
+    """DATA as the run is to find it again from wherever it is opened."""
+    return data if data in ("", "glyphs") else str(Path(data).absolute())
 
 
 def run_evaluate(arguments: Namespace) -> int:
@@ -182,20 +202,35 @@ def run_evaluate(arguments: Namespace) -> int:
     runs, data = _runs_and_data(arguments.what)
     if bool(runs) == bool(arguments.embeddings):
         raise ConfigError("give either a RUN or --embeddings FILE; see intrabatch evaluate --help")
+    change = partial(_measuring, arguments)
     if arguments.compare:
         if len(runs) != 2:
-            raise ConfigError(f"--compare is for two runs; got {len(runs)}")
-        found = compare_runs(runs[0], runs[1], data, lambda config: configured(arguments, config))
+            other = f"; {data} is no run folder" if data else ""
+            raise ConfigError(f"--compare is for two runs; got {len(runs)}{other}")
+        if arguments.nmi_recipe:
+            raise ConfigError("--compare is of retrieval figures, query by query; leave out --nmi-recipe")
+        found = compare_runs(runs[0], runs[1], data, change)
         print(json.dumps(found, indent=2) if arguments.json else "\n".join(comparison_lines(found)))
         return 0
     if arguments.embeddings:
-        figures = evaluate_file(arguments.embeddings, configured(arguments, Config()))
+        figures = evaluate_file(arguments.embeddings, change(Config()))
     elif len(runs) == 1:
-        figures = evaluate_run(runs[0], data, lambda config: configured(arguments, config))
+        figures = evaluate_run(runs[0], data, change)
     else:
-        figures = evaluate_ensemble(runs, data, lambda config: configured(arguments, config))
+        figures = evaluate_ensemble(runs, data, change)
     _print_figures(figures, arguments.json)
     return 0
+
+
+def _measuring(arguments: Namespace, trained: Config) -> Config:
+    """A run's settings with those changed that belong to measuring; what it was trained with is not to be told anew."""
+    config = configured(arguments, trained)
+    before = dict(settings.walk(trained))
+    for key, value in settings.walk(config):
+        if value != before[key] and not key.startswith(MEASURING):
+            what = ", ".join(one + "*" * one.endswith(".") for one in MEASURING)
+            raise ConfigError(f"--set {key}: it was decided when the run was trained; evaluate can change {what}")
+    return config
 
 
 def _runs_and_data(words: list[str]) -> tuple[list[Path], str | None]:

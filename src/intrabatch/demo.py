@@ -30,6 +30,8 @@ from .run import Run
 from .trained import Hit, Trained
 
 ROWS = {"untrained": "untrained", "cross-entropy": "cross-entropy only", "with-messages": "with message passing"}
+MADE_HERE = {*ROWS, "pictures", "report.html", "metrics.json"}
+"""All that a demo leaves in its folder."""
 SHOWN = ("recall@1", "recall@8", "map@r", "nmi")
 CURVES = ("epoch", "loss/auxiliary", "loss/messages", "val/recall@1", "val/map@r")
 MAP_IMAGES = 800
@@ -108,8 +110,8 @@ def _row_line(name: str, figures: dict[str, float]) -> str:
 
 def demo(config: Config, out: Path, progress: Progress) -> Summary:
     """Train both runs, measure them and the untrained network on unseen scripts, and write the report."""
-    _make_room(out)
     images = with_splits(load_images(config.data), config.data)
+    _make_room(out)
     settings_of = {
         "untrained": replace(config, train=replace(config.train, epochs=0)),
         "cross-entropy": replace(config, loss=replace(config.loss, messages=0.0)),
@@ -135,11 +137,15 @@ def demo(config: Config, out: Path, progress: Progress) -> Summary:
 
 
 def _make_room(out: Path) -> None:
-    """An earlier demo is replaced; anything else is left alone."""
-    if (out / "with-messages").is_dir() or (out / "cross-entropy").is_dir():
-        shutil.rmtree(out)
-    elif out.exists() and any(out.iterdir()):
-        raise RunError(f"{out} exists and is not an earlier demo; choose another --out")
+    """An earlier demo, also one cut short, is replaced; where anything else lies, everything is left alone."""
+    if out.exists() and not out.is_dir():
+        raise RunError(f"--out {out} is a file; name a folder")
+    found = {path.name for path in out.iterdir()} if out.exists() else set()
+    foreign = sorted(found - MADE_HERE)
+    if foreign:
+        raise RunError(f"{out} holds '{foreign[0]}', which no demo made; choose another --out")
+    for name in found:
+        shutil.rmtree(out / name) if (out / name).is_dir() else (out / name).unlink()
 
 
 def _example(test: ImageSet, vectors_ND: NDArray[np.float32]) -> tuple[int, list[Hit]]:

@@ -174,7 +174,7 @@ def resume_distil(path: Path, images: ImageSet, progress: Progress | None = None
         raise RunError(f"{path} has no {TEACHER_FILE}: it is no student; go on with: intrabatch train --resume {path}")
     state = run.load_checkpoint()
     teaching = Teaching(run, images, pick_device(run.config.train.device), progress or Quiet())
-    if state:
+    if state is not None:
         teaching.restore(state)
     return teaching.go()
 

@@ -27,7 +27,7 @@ from .data.image_set import ImageSet
 from .data.load import load_images
 from .distil import TEACHER_FILE, distil, is_student, resume_distil, student_config, taught
 from .errors import ConfigError, EvaluationError, RunError
-from .evaluate import measure_vectors, protocol_of, retrieval_of
+from .evaluate import left_out, measure_vectors, protocol_of, retrieval_of, versions
 from .progress import Progress, Quiet, Tracked
 from .run import BEGINNING, Run
 from .statistics import compared, over_seeds
@@ -88,7 +88,9 @@ def compare_runs(first: Path, second: Path, data: str | None = None, change: Cha
     comparison = {name: asdict(figure) | {"verdict": figure.verdict} for name, figure in found.items()}
     protocol = _common([protocol_of(one.run, one.run.epoch(), split, images) for one in trained])
     meaning = "95 % bootstrap over classes; p by swapping the runs class by class"
-    protocol |= {"interval": meaning, "refinement": config.refine}
+    protocol |= {"interval": meaning, "refinement": config.refine, "num_queries": len(left.queries)}
+    protocol |= {"embedding_size": _common_value([part_ND.shape[1] for part_ND in vectors]), "versions": versions()}
+    protocol |= left_out(config, left)
     return {"runs": [str(first), str(second)], "comparison": comparison, "protocol": protocol}
 
 
@@ -231,11 +233,11 @@ def _require_same_lesson(path: Path, teacher: Path, how: str) -> None:
 
 def _common(protocols: Sequence[Figures]) -> Figures:
     """One protocol for several runs: what is the same stands once, what differs once for each."""
-    shared = {}
-    for key in protocols[0]:
-        values = [protocol.get(key) for protocol in protocols]
-        shared[key] = values[0] if all(value == values[0] for value in values) else values
-    return shared
+    return {key: _common_value([protocol.get(key) for protocol in protocols]) for key in protocols[0]}
+
+
+def _common_value(values: list[Any]) -> Any:
+    return values[0] if all(value == values[0] for value in values) else values
 
 
 def _on_one_test_set(paths: Sequence[Path], data: str | None, change: Change) -> tuple[list[Trained], ImageSet, str]:

@@ -23,6 +23,7 @@ from .config import Config, EvalConfig
 from .data.image_set import ImageSet
 from .data.pixels import Pixels, open_pixels
 from .embed import embed_crops
+from .errors import EvaluationError
 from .metrics import Retrieval, retrieval_figures
 from .run import Run
 from .statistics import over_classes
@@ -82,9 +83,11 @@ class Evaluator:
 
 
 def is_measurable(images: ImageSet, split: str) -> bool:
-    """Whether that split has a class with two images or more."""
-    there = images.splits is not None and bool((images.splits == split).any())
-    return there and int(images.only(split).class_sizes().max()) > 1
+    """Whether that split has two classes, and a class with two images."""
+    if images.splits is None or not (images.splits == split).any():
+        return False
+    chosen = images.only(split)
+    return len(chosen.classes) > 1 and int(chosen.class_sizes().max()) > 1
 
 
 def protocol_of(run: Run, epoch: int, split: str, images: ImageSet) -> dict[str, Any]:
@@ -100,6 +103,7 @@ def protocol_of(run: Run, epoch: int, split: str, images: ImageSet) -> dict[str,
         "backbone": config.model.backbone,
         "image_size": config.image.crop,
         "seed": config.train.seed,
+        "split_seed": config.data.split_seed,
         "recipe": config.recipe,
         "refinement": "none",
     }
@@ -120,7 +124,7 @@ def describe_list(names: Sequence[str], labels: Sequence[str], roles: Sequence[s
     return {
         "num_images": len(names),
         "num_classes": len(set(labels)),
-        "test_list_sha256": hashlib.sha256(listing.encode()).hexdigest()[:16],
+        "test_list_sha256": hashlib.sha256(listing.encode()).hexdigest(),
     }
 
 
@@ -151,7 +155,7 @@ def measure_vectors(
             "nmi_recipe": clusters.recipe,
             "versions": versions(),
         }
-        | _left_out(config, retrieval),
+        | left_out(config, retrieval),
     }
 
 
@@ -165,7 +169,7 @@ def versions() -> dict[str, str]:
     }
 
 
-def _left_out(config: EvalConfig, retrieval: Retrieval) -> dict[str, Any]:
+def left_out(config: EvalConfig, retrieval: Retrieval) -> dict[str, Any]:
     """The K that were asked for and could not be, for `retrieval_of` leaves them out."""
     ks = [k for k in config.recall_at if f"recall@{k}" not in retrieval.values]
     return {"recall_left_out": f"at {', '.join(map(str, ks))}: more than there are gallery images"} if ks else {}
@@ -186,6 +190,8 @@ def retrieval_of(
     device: str = "cpu",
 ) -> Retrieval:
     """Retrieval figures at those K that the gallery is large enough for, a query itself not counted in it."""
+    if len(np.unique(labels_N)) < 2:
+        raise EvaluationError("all images are of one class, so every figure would be 100 %; bring two or more")
     roles = np.full(len(vectors_ND), "both") if roles_N is None else roles_N
     available = int((roles != "query").sum()) - (not (roles == "query").any())
     ks = [k for k in config.recall_at if k <= available] or [1]

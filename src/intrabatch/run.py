@@ -23,7 +23,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -56,8 +56,7 @@ class Run:
     @staticmethod
     def create(path: Path, config: Config, images: ImageSet, classes: tuple[str, ...], device: str) -> Run:
         """Begin a run in a new or empty folder."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise RunError(f"{path} exists and is not empty; choose another --out, or go on with {resume_option(path)}")
+        require_free(path)
         run = Run(path, config, classes)
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -72,18 +71,26 @@ class Run:
     @staticmethod
     def open(path: Path) -> Run:
         """An existing run, or a RunError that says what is missing or too old."""
+        if path.exists() and not path.is_dir():
+            raise RunError(f"{path} is a file; name the run folder it is in")
         if not path.is_dir():
             raise RunError(f"no run folder {path}; train one with: intrabatch train DATA --out {path}")
         for name in ("config.yaml", "classes.json", "environment.json"):
             if not (path / name).is_file():
                 raise RunError(f"{path} is not a run folder: {name} is missing; choose another, or train anew")
         unread = Run(path, Config(), ())
-        written, classes = unread.read_json("environment.json"), tuple(unread.read_json("classes.json"))
+        written, classes = unread.read_json("environment.json", dict), unread.read_json("classes.json", list)
         if written.get("format") != FORMAT:
             made_by = f"intrabatch {written.get('intrabatch', 'unknown')} (format {written.get('format')})"
             raise RunError(f"{path} was written by {made_by}; this is {VERSION} (format {FORMAT}): train it again")
-        plain = settings.parse_yaml((path / "config.yaml").read_text(encoding="utf-8"), f"{path}/config.yaml")
-        return Run(path, settings.update(Config(), plain), classes)
+        plain = settings.parse_yaml(unread.read_text("config.yaml"), f"{path}/config.yaml")
+        return Run(path, settings.update(Config(), plain), tuple(map(str, classes)))
+
+    def moved_to(self, data: str) -> Run:
+        """The same run of the same images, which are at `data` now; its config.yaml says so from here on."""
+        run = replace(self, config=settings.update(self.config, {"data": {"path": data}}))
+        run.write_text("config.yaml", settings.as_yaml(run.config))
+        return run
 
     def write_text(self, name: str, text: str) -> None:
         write_whole(self.path / name, lambda path: path.write_text(text, encoding="utf-8"))
@@ -91,13 +98,22 @@ class Run:
     def write_json(self, name: str, value: Any) -> None:
         self.write_text(name, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
-    def read_json(self, name: str) -> Any:
+    def read_text(self, name: str) -> str:
         try:
-            return json.loads((self.path / name).read_text(encoding="utf-8"))
+            return (self.path / name).read_text(encoding="utf-8")
         except FileNotFoundError:
             raise RunError(f"{self.path} has no {name}; is it a finished run?") from None
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self.path / name} cannot be read: {error}") from None
+
+    def read_json(self, name: str, kind: type = dict) -> Any:
+        try:
+            value = json.loads(self.read_text(name))
         except ValueError as error:
             raise RunError(f"{self.path / name} cannot be read: {error}") from None
+        if not isinstance(value, kind):
+            raise RunError(f"{self.path / name} holds a {type(value).__name__}, expected a {kind.__name__}; train anew")
+        return value
 
     def save_weights(self, state: dict[str, Tensor]) -> None:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
@@ -125,9 +141,8 @@ class Run:
             return None
         try:
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            reason = (str(error).splitlines() or ["cut short"])[0]
-            raise RunError(f"{path} cannot be read: {reason}; remove it and the run begins anew") from None
+        except (RuntimeError, EOFError, OSError, pickle.UnpicklingError):
+            raise RunError(f"{path} is damaged or cut short; remove it and the run begins anew") from None
         return state
 
     def write_metrics(self, figures: dict[str, Any]) -> None:
@@ -136,7 +151,7 @@ class Run:
     def epoch(self) -> int:
         """The epoch whose weights were kept."""
         path = self.path / "metrics.json"
-        return int(self.read_json("metrics.json")["epoch"]) if path.is_file() else self.config.train.epochs
+        return int(self.read_json("metrics.json").get("epoch", 0)) if path.is_file() else self.config.train.epochs
 
     def finish(self) -> None:
         (self.path / "checkpoint.pt").unlink(missing_ok=True)
@@ -147,6 +162,17 @@ class Run:
 
     def write_history(self, records: list[dict[str, Any]]) -> None:
         self.write_text("history.jsonl", "".join(json.dumps(record) + "\n" for record in records))
+
+
+def require_free(path: Path) -> None:
+    """A run needs a folder of its own."""
+    if path.is_dir() and not any(path.iterdir()):
+        return
+    if (path / "metrics.json").is_file():
+        raise RunError(f"{path} holds a finished run; choose another --out")
+    if path.exists():
+        raise RunError(f"{path} exists and is not empty; choose another --out, or go on with {resume_option(path)}")
+
 
 def resume_option(path: Path) -> str:
     """As it can be pasted into a shell."""

@@ -9,6 +9,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from .errors import WriteError
@@ -27,15 +28,16 @@ def write_whole(final: Path, write: Callable[[Path], object]) -> None:
         os.replace(fresh, final)
     except (OSError, RuntimeError) as error:
         reason = _reason(error, final.parent)
-        fresh.unlink(missing_ok=True)
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)
         kept = "the previous one is untouched" if final.exists() else "nothing was written"
         raise WriteError(f"cannot write {final}: {reason}; {kept}") from None
 
 
 def _reason(error: Exception, folder: Path) -> str:
     """What went wrong in a few words; torch reports a full disk as a position that it did not expect."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)  # Arrow's own text goes on for lines
     if shutil.disk_usage(folder).free < ALMOST_FULL:
         return os.strerror(errno.ENOSPC)
     return (str(error).splitlines() or ["unknown"])[0]

@@ -30,7 +30,7 @@ from .data.batches import num_batches, plan_epoch, require_classes
 from .data.image_set import ImageSet
 from .data.pixels import DevicePixels, Pixels, open_pixels
 from .devices import out_of_memory, pick_device, pick_precision
-from .errors import ConfigError, DataError, NonFiniteError
+from .errors import ConfigError, DataError, NonFiniteError, RunError
 from .evaluate import AS_PUBLISHED, Evaluator, is_measurable
 from .model import Network
 from .optim import AveragedWeights, Optimizers, rate_factor
@@ -95,7 +95,7 @@ def resume(path: Path, images: ImageSet, progress: Progress | None = None) -> Ru
     run = Run.open(path)
     state = run.load_checkpoint()
     training = Training(run, images, pick_device(run.config.train.device), progress or Quiet())
-    if state:
+    if state is not None:
         training.restore(state)
     return training.go()
 
@@ -161,6 +161,17 @@ class Training:
             self.progress.end()
 
     def restore(self, state: dict[str, Any]) -> None:
+        """Stand where a checkpoint was written."""
+        try:
+            self._restore(state)
+        except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+            reason = (str(error).splitlines() or ["empty"])[0][:120]
+            raise RunError(
+                f"{self.run.path}/checkpoint.pt does not fit the run's config.yaml ({type(error).__name__}: {reason}); "
+                f"put config.yaml back as it was, or remove the checkpoint and the run begins anew"
+            ) from None
+
+    def _restore(self, state: dict[str, Any]) -> None:
         self.network.load_state_dict(state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.average:

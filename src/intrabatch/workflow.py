@@ -17,7 +17,7 @@ from .data.reading import read_any_images
 from .devices import pick_device
 from .embed import load_embeddings
 from .errors import EvaluationError
-from .evaluate import describe_list, measure_vectors
+from .evaluate import describe_list, is_measurable, measure_vectors
 from .run import Run
 from .trained import Trained
 
@@ -36,6 +36,10 @@ def prepared_images(config: Config, skip_broken: bool, say: Callable[[str], None
     alone = singletons(split)
     if alone:
         say(f"{alone} classes have one image only: left out of training, kept in the gallery where there is no split")
+    own = set() if images.splits is None else set(images.splits)
+    for name in ("val", "test"):
+        if name in own and not is_measurable(split, name):
+            say(f"nothing is measured on the {name} split: that takes two classes, and a class with two images")
     return split
 
 
