@@ -43,6 +43,26 @@ def test_as_good_as_scikit_learn(num_clusters: int) -> None:
     assert np.mean(ours) == pytest.approx(np.mean(theirs), rel=0.05)
 
 
+@pytest.mark.parametrize("recipe", ["greedy", "random"])
+@pytest.mark.parametrize(("factor", "offset"), [(3e18, 0), (1e30, 0), (1e-25, 0), (1, 1e3), (1, 1e4)])
+def test_scale_and_offset_change_nothing(factor: float, offset: float, recipe: str) -> None:
+    labels = np.arange(240) % 12
+    vectors = 5 * np.random.default_rng(0).normal(size=(12, 8))[labels] + 0.3 * vectors_of("random", labels)
+    plain, found = cluster(vectors, 12, recipe=recipe), cluster(vectors * factor + offset, 12, recipe=recipe)
+    assert np.array_equal(found.assignments, plain.assignments)
+    assert found.inertia == pytest.approx(plain.inertia * factor**2, rel=1e-2)
+    for number in np.unique(found.assignments):
+        mean = (vectors * factor + offset)[found.assignments == number].mean(0)
+        assert found.centres_KD[number] == pytest.approx(mean, rel=1e-5, abs=1e-5 * factor)
+
+
+def test_directions_in_a_narrow_cone_are_told_apart() -> None:
+    rng = np.random.default_rng(0)
+    labels = np.arange(200) % 20
+    vectors = 1 + 1e-4 * (5 * rng.normal(size=(20, 16))[labels] + 0.1 * rng.normal(size=(200, 16)))
+    assert nmi_figures(vectors, labels).summary()["nmi"] == pytest.approx(1)
+
+
 def test_greedy_seeds_are_better_than_random_ones() -> None:
     greedy = [cluster(VECTORS, 40, seed=seed).inertia for seed in range(4)]
     random = [cluster(VECTORS, 40, seed=seed, recipe="random").inertia for seed in range(4)]
@@ -150,6 +170,7 @@ def test_an_empty_cluster_starts_again_from_the_farthest_vector() -> None:
     ("options", "message"),
     [
         ({"k": 0}, "k = 0 clusters asked of 240 vectors; expected 1 to their number"),
+        ({"k": 2.5}, "k = 2.5 clusters asked of 240 vectors; expected a whole number, 1 to their number"),
         ({"k": 241}, "k = 241 clusters asked of 240 vectors"),
         ({"recipe": "greedyy"}, "unknown k-means recipe 'greedyy'; did you mean 'greedy'?"),
         ({"restarts": 0}, "k-means with 0 restarts of 300 iterations; expected 1 or more"),

@@ -30,7 +30,7 @@ def test_equals_plain_loops(kind: str, metric: str, small_blocks: None) -> None:
     for query in range(101):
         indices, expected_scores = slow_ranking(query, vectors, list(range(101)), metric)
         assert found.indices_Nk[query].tolist() == indices[:7]
-        assert found.scores_Nk[query] == pytest.approx(expected_scores[:7], abs=1e-6)
+        assert found.scores_Nk[query] == pytest.approx(expected_scores[:7], rel=1e-6, abs=1e-6)
 
 
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
@@ -75,7 +75,8 @@ def test_kind_of_array_does_not_matter() -> None:
     read_only.flags.writeable = False
     expected = nearest(vectors, 3).indices_Nk
     tensor = torch.from_numpy(vectors).requires_grad_()
-    for other in (vectors.astype(np.float64), tensor, read_only, read_only[:, ::-1], vectors.tolist()):
+    others = [vectors.astype(kind) for kind in (np.float64, np.longdouble, ">f4", ">f8")]
+    for other in (*others, tensor, read_only, read_only[:, ::-1], vectors.tolist()):
         assert np.array_equal(nearest(other, 3).indices_Nk, expected)
 
 
@@ -104,24 +105,49 @@ BROKEN = np.where(np.eye(4) == 1, np.nan, 1).astype(np.float32)
     [
         (GOOD, 4, {}, "k = 4 neighbours asked for; expected 1 to 3"),
         (GOOD, 0, {}, "k = 0 neighbours asked for; expected 1 to 3"),
+        (GOOD, 2.5, {}, "k = 2.5 neighbours asked for; expected a whole number, 1 to 3"),
+        (GOOD[:1], 1, {}, "one vector has no other to be near; expected two or more, or a gallery"),
+        (GOOD.astype(object), 1, {}, "vectors are of type object; expected real numbers"),
+        (GOOD * 1j, 1, {}, "vectors are of type complex"),
+        (torch.eye(3) * 1j, 1, {}, "vectors are of type torch.complex64; expected real numbers"),
+        (np.full((4, 4), 1e300, np.longdouble), 1, {}, "hold NaN or infinite numbers"),
         (GOOD, 5, {"gallery_GD": GOOD}, "k = 5 neighbours asked for; expected 1 to 4"),
         (GOOD, 1, {"gallery_GD": GOOD[:2, :2]}, "queries have 4 numbers a vector and the gallery 2"),
         (BROKEN, 1, {}, "vectors: 4 of 4 hold NaN or infinite numbers, the first in row 0"),
         (np.full((4, 4), np.inf), 1, {}, "hold NaN or infinite numbers"),
         (GOOD, 1, {"gallery_GD": BROKEN}, "gallery vectors: 4 of 4 hold NaN"),
-        (np.diag([1.0, 1.0, 0.0]), 1, {}, "vectors: 1 of 3 are zero, the first in row 2; the cosine needs a direction"),
+        (
+            np.diag([1.0, 1.0, 0.0]),
+            1,
+            {},
+            "1 of 3 are zero, the first in row 2; they hold only zeros, which have no direction",
+        ),
         (GOOD[0], 1, {}, "vectors have shape (4,); expected (N, D)"),
         (GOOD[:0], 1, {}, "vectors have shape (0, 4)"),
         (GOOD, 1, {"metric": "cosin"}, "unknown metric 'cosin'; did you mean 'cosine'?"),
     ],
 )
-def test_each_mistake_has_its_line(
-    vectors: np.ndarray, k: int, options: dict[str, object], message: str
-) -> None:
+def test_each_mistake_has_its_line(vectors: np.ndarray, k: int, options: dict[str, object], message: str) -> None:
     with pytest.raises(EvaluationError) as caught:
         nearest(vectors, k, **options)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["random", "offset", "outlier"])
+def test_copies_are_at_no_distance_both_ways(kind: str, small_blocks: None) -> None:
+    vectors = np.tile(vectors_of(kind, labels_of(40, 5)), (2, 1))
+    found = nearest(vectors, 1, metric="euclidean")
+    assert found.scores_Nk.tolist() == [[0.0]] * 80
+    assert nearest(vectors[:40], 1, gallery_GD=vectors, metric="euclidean").scores_Nk.tolist() == [[0.0]] * 40
+
+
+def test_queries_and_gallery_far_from_each_other_share_a_centre() -> None:
+    near, far = np.array([[0.0, 1.0], [0.0, 0.0]]), np.array([[9000.0, 0.0], [9000.0, 2.0]])
+    found = nearest(near, 2, gallery_GD=far, metric="euclidean")
+    expected = np.sqrt([[9000**2 + 1, 9000**2 + 1], [9000**2, 9000**2 + 4]])
+    assert found.indices_Nk.tolist() == [[0, 1], [0, 1]]
+    assert -found.scores_Nk == pytest.approx(expected, rel=1e-7)
 
 
 def test_zero_vectors_have_distances() -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from .errors import EvaluationError, did_you_mean
 from .metrics import agreement, checked_labels
-from .scores import ROWS, Vectors, checked, points, products, ready_for_products, slices
+from .scores import ROWS, Points, Vectors, points, products, ready_for_products, slices
 
 RECIPES = {"greedy": "greedy k-means++ seeds", "random": "random images as seeds"}
 HELD = 1 << 24
@@ -71,10 +72,9 @@ def nmi_figures(
     if not seeds:
         raise EvaluationError("k-means needs at least one seed; got none")
     labels = checked_labels(labels_N, len(vectors_ND))
-    given = points(vectors_ND, metric, device)
-    prepared_ND = torch.cat([given.unit(rows).float() for rows in slices(len(given), ROWS)])
+    prepared_ND = _units(points(vectors_ND, metric, device)) if metric == "cosine" else vectors_ND
     num_classes = len(np.unique(labels))
-    found = [cluster(prepared_ND, num_classes, recipe=recipe, seed=seed, device=prepared_ND.device) for seed in seeds]
+    found = [cluster(prepared_ND, num_classes, recipe=recipe, seed=seed, device=device) for seed in seeds]
     agreements = [agreement(labels, clusters.assignments) for clusters in found]
     values = {name: np.array([figures[name] for figures in agreements]) for name in agreements[0]}
     kind, numbers = "unit vectors" if metric == "cosine" else "vectors as they are", ", ".join(map(str, seeds))
@@ -94,11 +94,13 @@ def cluster(
     """The best of some restarts of k-means; the same seed gives the same clusters on a CPU."""
     if recipe not in RECIPES:
         raise EvaluationError(f"unknown k-means recipe '{recipe}'{did_you_mean(recipe, RECIPES)}")
-    data = _Data.of(checked(vectors_ND, device))
-    if not 1 <= k <= len(data.vectors_ND):
-        raise EvaluationError(f"k = {k} clusters asked of {len(data.vectors_ND)} vectors; expected 1 to their number")
+    given = points(vectors_ND, "euclidean", device)
+    if not isinstance(k, Integral) or not 1 <= k <= len(given):
+        whole = "" if isinstance(k, Integral) else "a whole number, "
+        raise EvaluationError(f"k = {k} clusters asked of {len(given)} vectors; expected {whole}1 to their number")
     if restarts < 1 or max_iterations < 1:
         raise EvaluationError(f"k-means with {restarts} restarts of {max_iterations} iterations; expected 1 or more")
+    data = _Data.of(_units(given))
     seeded = _greedy_seeds if recipe == "greedy" else _random_seeds
     words = f"k-means, k = {k}, {RECIPES[recipe]}, best of {restarts}"
     found = []
@@ -106,7 +108,18 @@ def cluster(
         generator = torch.Generator().manual_seed(seed * 1_000_003 + restart)
         centres_KD = data.vectors_ND[seeded(data, k, generator)]
         found.append(_converged(data, centres_KD, max_iterations, words))
-    return min(found, key=lambda clusters: clusters.inertia)
+    best = min(found, key=lambda clusters: clusters.inertia)
+    centres_KD = best.centres_KD.astype(np.float64) * given.scale + given.centre_D.cpu().numpy()
+    return replace(best, centres_KD=centres_KD.astype(np.float32), inertia=best.inertia * given.scale**2)
+
+
+def _units(given: Points) -> Tensor:
+    """The vectors in float32 as the metric compares them: about their centre, none longer than 1, so that neither a
+    common offset nor their scale is lost in rounding or overflows; or each of length 1."""
+    units_ND = torch.empty_like(given.raw_ND)
+    for rows in slices(len(given), ROWS):
+        units_ND[rows] = given.unit(rows)
+    return units_ND
 
 
 @dataclass(frozen=True, eq=False)

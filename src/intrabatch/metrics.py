@@ -4,7 +4,7 @@ Every retrieval figure follows from one thing: the ranks of a query's positives,
 the gallery with the query itself left out. A rank is the number of images ahead, counted from 0; of equally near images
 the lower index is ahead. Ranks come from counting block by block how many scores lie above each positive's, so that
 no list is kept. On a CPU quick scores bound the ranks first, one block serving the queries of its rows and of its
-columns, and exact keys decide the few that stay open; a GPU counts exact keys at once.
+columns, and exact keys decide those that stay open, as queries with many positives would; a GPU counts exact keys.
 This module does not know models, files or how the vectors came about.
 Shapes: N images, Q queries, G gallery, B rows of a block, P positives, T thresholds, K clusters, C classes.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -20,7 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .errors import EvaluationError, did_you_mean
-from .scores import LARGEST, Block, Points, Vectors, in_parallel, keys, points, room, slices
+from .scores import LARGEST, Block, Points, Vectors, in_parallel, points, room, slices
+from .statistics import information_by_chance
 
 ROWS = 2048
 """Queries, and gallery images, of a block."""
@@ -30,6 +32,8 @@ FAR = 2**62
 LOWEST_KEY = torch.iinfo(torch.int64).min
 SETTLED = 1e-6
 """A query is looked up exactly when rounding could move one of its figures by more than this."""
+MANY = 1 / 24
+"""Share of the gallery above which positives are so many that a CPU sorts a query's exact keys at once."""
 COMPARED = 256
 """Thresholds up to which a GPU compares all scores with each of them; more are quicker looked up in sorted scores."""
 HELD = 1 << 25
@@ -55,6 +59,8 @@ class Retrieval:
 
     def per_class(self, figure: str = "map@r") -> dict[int, float]:
         """The mean of a figure over the queries of each class."""
+        if figure not in self.values:
+            raise EvaluationError(f"unknown figure '{figure}'{did_you_mean(figure, self.values)}")
         classes, members = np.unique(self.labels, return_inverse=True)
         means = np.bincount(members, self.values[figure]) / np.bincount(members)
         return {int(label): float(mean) for label, mean in zip(classes, means, strict=True)}
@@ -104,10 +110,12 @@ def checked_labels(labels_N: Sequence[int] | NDArray[np.integer] | Tensor, lengt
 
 
 def _check_ks(ks: Sequence[int], available: int) -> None:
-    if len(ks) == 0 or min(ks) < 1 or max(ks) > available:
+    if available < 1:
+        raise EvaluationError("a single image has no other to find; retrieval needs two or more")
+    if len(ks) == 0 or not all(isinstance(k, Integral) and 1 <= k <= available for k in ks):
         raise EvaluationError(
             f"recall at {', '.join(map(str, ks)) or 'no K'} asked for; expected K from 1 to {available}, "
-            f"the number of gallery images a query can find"
+            f"in whole numbers up to that of the gallery images a query can find"
         )
 
 
@@ -154,9 +162,7 @@ def _search(images: Points, labels: NDArray[np.int64], roles: NDArray[np.str_] |
 
 
 def _roles(roles: NDArray[np.str_] | None, length: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    if roles is None:
-        return np.ones(length, dtype=bool), np.ones(length, dtype=bool)
-    given = np.asarray(roles)
+    given = np.full(length, "both") if roles is None else np.asarray(roles)
     if given.shape != (length,):
         raise EvaluationError(f"roles have shape {given.shape} for {length} vectors; each vector needs one role")
     unknown = sorted(set(np.unique(given).tolist()) - set(ROLES))
@@ -182,42 +188,50 @@ class _Rows:
 
 def _all_figures(search: _Search, ks: Sequence[int]) -> dict[str, NDArray[np.float64]]:
     """Figures of each query, in the order of `search`."""
-    if search.images.device.type == "cpu":
-        figures, still_open = _bounded_figures(search, ks)
-    else:
-        figures, still_open = {}, np.arange(len(search.queries))
-    if len(still_open):
-        for name, values in _exact_figures(search, still_open, ks).items():
-            figures.setdefault(name, torch.empty_like(values))[still_open] = values
-    return {name: values.numpy() for name, values in figures.items()}
+    every = np.arange(len(search.queries))
+    on_cpu, many = search.images.device.type == "cpu", MANY * len(search.gallery)
+    num_bounded = int(np.searchsorted(search.size, many, side="right")) if on_cpu else 0
+    found = [(every[num_bounded:], _exact_figures(search, every[num_bounded:], ks))]
+    if num_bounded:
+        bounded, still_open = _bounded_figures(search, num_bounded, ks)
+        found += [(every[:num_bounded], bounded), (still_open, _exact_figures(search, still_open, ks))]
+    figures: dict[str, NDArray[np.float64]] = {}
+    for queries, values in found:
+        for name, figure in values.items():
+            figures.setdefault(name, np.empty(len(every)))[queries] = figure.numpy()
+    return figures
 
 
-def _bounded_figures(search: _Search, ks: Sequence[int]) -> tuple[dict[str, Tensor], NDArray[np.int64]]:
-    """Figures in the middle of what quick scores allow, and the queries for which that is too wide."""
-    mirrored = search.symmetric and search.size.sum() <= HELD
-    step = ROWS if mirrored else min(ROWS, LARGEST // max(1, search.size.max()))
-    blocks = slices(len(search.queries), step)
-    places = slices(len(search.gallery), ROWS if mirrored else 8 * ROWS)
+def _bounded_figures(search: _Search, num: int, ks: Sequence[int]) -> tuple[dict[str, Tensor], NDArray[np.int64]]:
+    """Figures of the first queries in the middle of what quick scores allow, and those for which that is too wide."""
+    mirrored = search.symmetric and search.size[:num].sum() <= HELD
+    step = ROWS if mirrored else min(ROWS, LARGEST // max(1, search.size[num - 1]))
+    blocks = slices(num, step)
+    end = len(search.gallery)
+    places = [*blocks, *slices(end, ROWS, num)] if mirrored else slices(end, 8 * ROWS)
     columns = [search.images.block(search.to_device(search.gallery[part])) for part in places]
     tolerance = search.images.tolerance(search.images)
     bounds = []
     for group in [blocks] if mirrored else [[block] for block in blocks]:
         ready = columns if mirrored else [search.images.block(search.to_device(search.queries[group[0]]))]
-        rows = [_rows(search, queries, block, tolerance) for queries, block in zip(group, ready, strict=True)]
+        rows = [_rows(search, queries, block, tolerance) for queries, block in zip(group, ready, strict=False)]
         _count(search, rows, columns, places, mirrored)
         bounds += [_bounds(search, block, ks) for block in rows]
     best = {name: torch.cat([part[name] for part, _ in bounds]) for name in bounds[0][0]}
     worst = {name: torch.cat([part[name] for _, part in bounds]) for name in best}
-    is_open = torch.stack([best[name] - worst[name] > 2 * SETTLED for name in best]).any(0)
+    is_open = torch.stack([(best[name] - worst[name]).abs() > 2 * SETTLED for name in best]).any(0)
     return {name: (best[name] + worst[name]) / 2 for name in best}, torch.nonzero(is_open).flatten().numpy()
 
 
 def _exact_figures(search: _Search, queries: NDArray[np.int64], ks: Sequence[int]) -> dict[str, Tensor]:
     parts = []
-    for part in slices(len(queries), min(ROWS, LARGEST // max(1, search.size.max()))):
+    most, num = search.size[queries].max(initial=1), len(search.gallery)
+    in_sorted = search.images.device.type == "cpu" and most > MANY * num
+    for part in slices(len(queries), min(ROWS, LARGEST // (num if in_sorted else most))):
         some = queries[part]
-        parts.append(figures_of_ranks(_exact_ranks(search, some), search.num_positives[some], ks))
-    return {name: torch.cat([figures[name] for figures in parts]) for name in parts[0]}
+        ranks_BP = _ranks_in_sorted(search, some) if in_sorted else _exact_ranks(search, some)
+        parts.append(figures_of_ranks(ranks_BP, search.num_positives[some], ks))
+    return {name: torch.cat([figures[name] for figures in parts]) for name in (parts[0] if parts else ())}
 
 
 def _positives(search: _Search, queries: slice | NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -236,6 +250,8 @@ def _rows(search: _Search, queries: slice, block: Block, tolerance: float) -> _R
     scores_BP.masked_fill_(~search.to_device(is_positive_BP), -torch.inf)
     scores_BP = scores_BP.sort(1, descending=True).values
     thresholds_BT = torch.cat([scores_BP + tolerance, scores_BP - tolerance], 1).float()
+    outwards_T = thresholds_BT.new_tensor([torch.inf, -torch.inf]).repeat_interleave(scores_BP.shape[1])
+    thresholds_BT.nextafter_(outwards_T)  # or float32 could round the tolerance away
     above_BT = torch.zeros(thresholds_BT.shape, dtype=torch.int32, device=thresholds_BT.device)
     return _Rows(queries, block, thresholds_BT, above_BT)
 
@@ -259,22 +275,19 @@ def _count(search: _Search, rows: list[_Rows], columns: list[Block], places: lis
             own_B = search.own[block.queries]
             inside = np.flatnonzero((own_B >= place.start) & (own_B < place.stop))
             scores_BG[search.to_device(inside), search.to_device(own_B[inside] - place.start)] = -torch.inf
-            if mirrored and block is not rows[number]:
+            if mirrored and number < len(rows) and block is not rows[number]:
                 rows[number].above_BT += counts_above(scores_BG.T.contiguous(), rows[number].thresholds_BT)
             block.above_BT += counts_above(scores_BG, block.thresholds_BT)
 
 
 def counts_above(scores_BG: Tensor, thresholds_BT: Tensor) -> Tensor:
     """How many scores of each row lie above each of its thresholds. On a CPU the scores are sorted in their place."""
-    if scores_BG.device.type != "cpu":
-        if thresholds_BT.shape[1] <= COMPARED:
-            return _counts_by_comparison(scores_BG, thresholds_BT)
-        return _counts_in_sorted(scores_BG.sort(1).values, thresholds_BT)
-    _sort_rows(scores_BG)
-    return _counts_in_sorted(scores_BG, thresholds_BT)
-
-
-def _counts_in_sorted(scores_BG: Tensor, thresholds_BT: Tensor) -> Tensor:
+    if scores_BG.device.type == "cpu":
+        _sort_rows(scores_BG)
+    elif thresholds_BT.shape[1] <= COMPARED:
+        return _counts_by_comparison(scores_BG, thresholds_BT)
+    else:
+        scores_BG = scores_BG.sort(1).values
     return scores_BG.shape[1] - torch.searchsorted(scores_BG, thresholds_BT, right=True, out_int32=True)
 
 
@@ -304,9 +317,8 @@ def _exact_ranks(search: _Search, queries: NDArray[np.int64]) -> Tensor:
     """The ranks of the positives of some queries, best first, from exact keys, which break ties by the index."""
     images, rows_B = search.images, search.to_device(search.queries[queries])
     places_BP, is_positive_BP = _positives(search, queries)
-    keys_BP = keys(
-        _scores_of_positives(search, rows_B, places_BP), search.to_device(search.gallery[places_BP]), len(images)
-    )
+    scores_BP = _scores_of_positives(search, rows_B, places_BP)
+    keys_BP = images.keys_of(scores_BP, search.to_device(search.gallery[places_BP]))
     keys_BP.masked_fill_(~search.to_device(is_positive_BP), LOWEST_KEY)
     keys_BP = keys_BP.sort(1, descending=True).values
     others_BP = torch.zeros(keys_BP.shape, dtype=torch.int32, device=images.device)
@@ -317,6 +329,24 @@ def _exact_ranks(search: _Search, queries: NDArray[np.int64]) -> Tensor:
     ranks_BP = others_BP.cpu().long() + torch.arange(keys_BP.shape[1])
     is_absent_BP = torch.arange(keys_BP.shape[1]) >= torch.from_numpy(search.num_positives[queries])[:, None]
     return ranks_BP.masked_fill_(is_absent_BP, FAR)
+
+
+def _ranks_in_sorted(search: _Search, queries: NDArray[np.int64]) -> Tensor:
+    """The same on a CPU from all keys of each query sorted at once, their last bit telling positives from others."""
+    images, rows_B = search.images, search.to_device(search.queries[queries])
+    labels_B1 = search.to_device(search.labels[search.queries[queries], None])
+    keys_BG = torch.empty(len(queries), len(search.gallery), dtype=torch.int64)
+    for part in slices(len(search.gallery), 4 * ROWS):
+        keys_BC = images.keys(rows_B, images, search.to_device(search.gallery[part]))
+        keys_BG[:, part] = keys_BC.mul_(2).add_(labels_B1 == search.to_device(search.labels[search.gallery[part]]))
+    itself = np.flatnonzero(search.own[queries] >= 0)
+    keys_BG[search.to_device(itself), search.to_device(search.own[queries[itself]])] = LOWEST_KEY
+    _sort_rows(keys_BG)
+    num_positives_B1 = torch.from_numpy(search.num_positives[queries, None])
+    is_present_BP = torch.arange(max(1, int(num_positives_B1.max()))) < num_positives_B1
+    ranks_BP = torch.full(is_present_BP.shape, FAR)
+    ranks_BP[is_present_BP] = torch.nonzero(keys_BG.bitwise_and_(1).flip(1))[:, 1]
+    return ranks_BP
 
 
 def _leave_out_own_class(search: _Search, queries: NDArray[np.int64], keys_BC: Tensor, part: slice) -> None:
@@ -347,13 +377,15 @@ def figures_of_ranks(ranks_BP: Tensor, num_positives_B: NDArray[np.int64], ks: S
 def agreement(labels_N: NDArray[np.integer], assignments_N: NDArray[np.integer]) -> dict[str, float]:
     """NMI and adjusted mutual information (both by the arithmetic mean of the entropies), and adjusted Rand index."""
     num = len(labels_N)
+    if num == 0 or num != len(assignments_N):
+        raise EvaluationError(f"{num} labels and {len(assignments_N)} assignments; agreement needs one each an image")
     classes, clusters = (np.unique(part, return_inverse=True)[1] for part in (labels_N, assignments_N))
     sizes_C, sizes_K = np.bincount(classes), np.bincount(clusters)
     shared, cells = np.unique(classes * len(sizes_K) + clusters, return_counts=True)
     by_chance = sizes_C[shared // len(sizes_K)] * sizes_K[shared % len(sizes_K)]
     information = float((cells / num * np.log(num * cells / by_chance)).sum())
-    entropy = (_entropy(sizes_C) + _entropy(sizes_K)) / 2
-    chance = _information_by_chance(sizes_C, sizes_K)
+    entropy = -sum(float((sizes / num * np.log(sizes / num)).sum()) for sizes in (sizes_C, sizes_K)) / 2
+    chance = information_by_chance(sizes_C, sizes_K)
     pairs_cells, pairs_C, pairs_K = (float((sizes * (sizes - 1.0)).sum() / 2) for sizes in (cells, sizes_C, sizes_K))
     pairs_chance = pairs_C * pairs_K / max(1.0, num * (num - 1) / 2)
     return {
@@ -364,29 +396,5 @@ def agreement(labels_N: NDArray[np.integer], assignments_N: NDArray[np.integer])
 
 
 def _ratio(part: float, whole: float) -> float:
-    """1 where both sides are one cluster, or both all single images: they agree."""
-    return part / whole if abs(whole) > 1e-12 else 1.0
-
-
-def _entropy(sizes: NDArray[np.int64]) -> float:
-    shares = sizes / sizes.sum()
-    return float(-(shares * np.log(shares)).sum())
-
-
-def _information_by_chance(sizes_C: NDArray[np.int64], sizes_K: NDArray[np.int64]) -> float:
-    """The mutual information that random clusters of the same sizes share with the classes on average.
-
-    Equal sizes give equal terms, so each pair of different sizes is worked out once.
-    """
-    num = int(sizes_C.sum())
-    log_factorial = torch.lgamma(torch.arange(1, num + 2, dtype=torch.float64)).numpy()
-    unique_K, times_K = np.unique(sizes_K, return_counts=True)
-    total = 0.0
-    for size, times in zip(*np.unique(sizes_C, return_counts=True), strict=True):
-        for other, other_times in zip(unique_K, times_K, strict=True):
-            cell = np.arange(max(1, size + other - num), min(size, other) + 1)
-            fixed = log_factorial[[size, other, num - size, num - other]].sum() - log_factorial[num]
-            parts = np.stack([cell, size - cell, other - cell, num - size - other + cell])
-            chances = np.exp(fixed - log_factorial[parts].sum(0))
-            total += times * other_times * float((cell / num * np.log(num * cell / (size * other)) * chances).sum())
-    return float(total)
+    """Never above 1 by rounding; 1 where both sides are one cluster, or both all single images: they agree."""
+    return min(1.0, part / whole) if abs(whole) > 1e-12 else 1.0

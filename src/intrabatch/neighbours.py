@@ -9,6 +9,7 @@ Shapes: N or Q queries, G gallery, B rows of a block, C candidates, S slots time
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .errors import EvaluationError
-from .scores import Block, Points, Vectors, in_parallel, keys, points, room, slices
+from .scores import Block, Points, Vectors, in_parallel, points, room, slices, together
 
 ROWS = 1024
 """Queries looked up together."""
@@ -48,13 +49,19 @@ def nearest(
 ) -> Neighbours:
     """The k nearest gallery vectors of each vector; equally near ones in order of their index.
 
+    Distances below 1.9e-6 of the longest from the common centre, that rounded up to a power of two, count as 0.
     Without a gallery the vectors look among themselves, each without itself unless `exclude_self` is off.
     """
     queries, gallery = query_and_gallery(vectors_ND, gallery_GD, metric, device)
     own = exclude_self and gallery is queries
     available = len(gallery) - own
-    if not 1 <= k <= available:
-        raise EvaluationError(f"k = {k} neighbours asked for; expected 1 to {available}, the images to choose from")
+    if not available:
+        raise EvaluationError("one vector has no other to be near; expected two or more, or a gallery")
+    if not isinstance(k, Integral) or not 1 <= k <= available:
+        whole = "" if isinstance(k, Integral) else "a whole number, "
+        raise EvaluationError(
+            f"k = {k} neighbours asked for; expected {whole}1 to {available}, the images to choose from"
+        )
     look = _Look.of(queries, gallery, k, own)
     parts = []
     for rows in slices(len(queries), look.step):
@@ -63,14 +70,15 @@ def nearest(
     indices_Nk = torch.cat([indices for indices, _ in parts])
     scores_Nk = torch.cat([scores for _, scores in parts])
     if metric == "euclidean":
-        scores_Nk = 0 - (scores_Nk * -2).clamp_min(0).sqrt() * queries.scale
+        scores_Nk = scores_Nk.masked_fill(scores_Nk > -queries.grid / 2, 0)  # tied with copies, whose products round
+        scores_Nk = 0 - (scores_Nk * -2).sqrt() * queries.scale
     return Neighbours(indices_Nk.cpu().numpy(), scores_Nk.float().cpu().numpy())
 
 
 def query_and_gallery(
     vectors_ND: Vectors, gallery_GD: Vectors | None, metric: str, device: str | torch.device
 ) -> tuple[Points, Points]:
-    """Both on the device, on one scale; the same object when the vectors are their own gallery."""
+    """Both on the device, about one centre; the same object when the vectors are their own gallery."""
     queries = points(vectors_ND, metric, device)
     if gallery_GD is None:
         return queries, queries
@@ -80,8 +88,9 @@ def query_and_gallery(
             f"queries have {queries.raw_ND.shape[1]} numbers a vector and the gallery {gallery.raw_ND.shape[1]}; "
             f"both must come from the same model"
         )
-    scale = max(queries.scale, gallery.scale)
-    return queries.rescaled(scale), gallery.rescaled(scale)
+    if metric == "euclidean":
+        queries, gallery = together(queries, gallery)
+    return queries, gallery
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +120,7 @@ class _Look:
         available = len(self.gallery) - self.own
         candidates_BC, last_B = self.candidates(rows_B, min(self.k + SPARE, available))
         scores_BC = self.queries.pair_scores(rows_B, self.gallery, candidates_BC)
-        order_Bk = keys(scores_BC, candidates_BC, len(self.gallery)).topk(self.k).indices
+        order_Bk = self.gallery.keys_of(scores_BC, candidates_BC).topk(self.k).indices
         indices_Bk, scores_Bk = candidates_BC.gather(1, order_Bk), scores_BC.gather(1, order_Bk)
         if candidates_BC.shape[1] < available:
             open_rows = torch.nonzero(scores_Bk[:, -1] <= last_B + self.tolerance).flatten()
@@ -127,7 +136,7 @@ class _Look:
         for columns in slices(len(self.gallery), room(rows_B.device) // len(rows_B)):
             columns_C = torch.arange(columns.start, columns.stop, device=rows_B.device)
             scores_BC = self.queries.scores(rows_B, self.gallery, columns)
-            keys_BC = keys(scores_BC, columns_C, len(self.gallery))
+            keys_BC = self.gallery.keys_of(scores_BC, columns_C)
             if self.own:
                 keys_BC.masked_fill_(rows_B[:, None] == columns_C, torch.iinfo(torch.int64).min)
             new_Bk = _highest(keys_BC, min(self.k, len(columns_C)))

@@ -2,13 +2,20 @@
 
 On a CPU rankings are made from quick scores; wherever their rounding could change an order, exact keys settle it, so
 that figures do not depend on the block size, the device or the number of threads. A GPU goes by exact keys at once.
-A score is the cosine, or minus half the squared Euclidean distance after the largest vector has been scaled to
-length 1: higher is nearer, and no score is above 1. This module does not know labels, ranks or figures.
+A score is the cosine, or minus half the squared Euclidean distance after all vectors have been moved to their common
+centre and the longest has been scaled to a length of at most 1: higher is nearer, and no score is above 1. This module
+does not know labels, ranks or figures.
+
+How small a difference counts: cosines that differ by 1e-9 are tied. Distances are told apart where their squares differ
+by 7.3e-12 times the square of the unit, which is the distance of the farthest vector from the centre, rounded up to a
+power of two: so all distances below 1.9e-6 units count as 0, and one vector far off blurs the small distances between
+the others.
 Shapes: N vectors, B rows of a block, G gallery, C candidates, D numbers a vector.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -25,8 +32,10 @@ from .errors import EvaluationError, did_you_mean
 Vectors = NDArray[np.floating] | Tensor
 Rows = Tensor | slice
 METRICS = ("cosine", "euclidean")
-GRID = 2.0**-30
-"""Exact scores that round to the same multiple of this are tied; float32 vectors say nothing finer."""
+GRIDS = {"cosine": 2.0**-30, "euclidean": 2.0**-38}
+"""Exact scores that round to the same multiple of this are tied. Float32 vectors say nothing finer of cosines; of
+distances between near vectors they do, so that grid is as fine as float64 sums (1e-16 apart or so for equal distances)
+and whole numbers of 64 bits (2**23 images) allow."""
 ROWS = 4096
 """Vectors brought to float64 at once to measure their lengths."""
 LARGEST = 1 << 22
@@ -57,9 +66,11 @@ class Points:
     raw_ND: Tensor
     """In float32, as they were given."""
     lengths_N: Tensor
-    """In float64."""
+    """In float64; for the Euclidean distance from the centre."""
     metric: str
-    scale: float
+    centre_D: Tensor | None = None
+    """What is subtracted from all for the Euclidean distance."""
+    scale: float = 1.0
     """What all are divided by for the Euclidean distance; for the cosine each is divided by its own length."""
 
     def __len__(self) -> int:
@@ -69,13 +80,15 @@ class Points:
     def device(self) -> torch.device:
         return self.raw_ND.device
 
-    def rescaled(self, scale: float) -> Points:
-        return replace(self, scale=scale)
+    @property
+    def grid(self) -> float:
+        return GRIDS[self.metric]
 
     def unit(self, rows: Rows) -> Tensor:
         """Some of the vectors in float64, none longer than 1."""
-        lengths = self.lengths_N[rows, None] if self.metric == "cosine" else self.scale
-        return self.raw_ND[rows].double().div_(lengths)
+        if self.centre_D is None:
+            return self.raw_ND[rows].double().div_(self.lengths_N[rows, None])
+        return self.raw_ND[rows].double().sub_(self.centre_D).div_(self.scale)
 
     def block(self, rows: Rows) -> Block:
         unit_BD = self.unit(rows)
@@ -93,7 +106,11 @@ class Points:
 
     def keys(self, rows: Rows, gallery: Points, columns_C: Tensor) -> Tensor:
         """Keys of some rows with some rows of a gallery."""
-        return keys(self.scores(rows, gallery, columns_C), columns_C, len(gallery))
+        return gallery.keys_of(self.scores(rows, gallery, columns_C), columns_C)
+
+    def keys_of(self, scores_BC: Tensor, indices_BC: Tensor) -> Tensor:
+        """Whole numbers that order these vectors, given by their indices: higher score first, then lower index."""
+        return scores_BC.div(self.grid).round_().long().mul_(len(self)).sub_(indices_BC)
 
     def pair_scores(self, rows: Tensor, gallery: Points, indices_BC: Tensor) -> Tensor:
         """Exact scores of each of these rows with its own candidates in the gallery."""
@@ -110,37 +127,77 @@ class Points:
     def tolerance(self, gallery: Points) -> float:
         """How far quick scores may be from exact ones: twice the worst among some of these vectors.
 
-        Measured and not derived, because it depends on the device, its library and its settings (TF32, bfloat16).
+        Measured and not only derived, because it depends on the device, its library and its settings (TF32, bfloat16).
         """
-        some = [(part, torch.linspace(0, len(part) - 1, min(len(part), 256)).long()) for part in (self, gallery)]
+        some = [(part, part.sample()) for part in (self, gallery)]
         raw_ND = torch.cat([part.raw_ND[rows] for part, rows in some])
         lengths_N = torch.cat([part.lengths_N[rows] for part, rows in some])
-        sample, everything = Points(raw_ND, lengths_N, self.metric, self.scale), slice(None)
+        sample, everything = replace(self, raw_ND=raw_ND, lengths_N=lengths_N), slice(None)
         block = sample.block(everything)
         worst = float((block.scores(block) - sample.scores(everything, sample, everything)).abs().max())
-        rounding: float = (1 + raw_ND.shape[1] ** 0.5) * 2.0**-24
+        steps = 1 if self.metric == "cosine" else 8  # rounding two vectors, two squares and two differences
+        rounding: float = (steps + raw_ND.shape[1] ** 0.5) * 2.0**-24
         return max(2 * worst, rounding)
+
+    def sample(self) -> Tensor:
+        """Some rows from all over; where lengths are not made equal, the longest too, whose rounding is the worst."""
+        spread = torch.linspace(0, len(self) - 1, min(len(self), 256), device=self.device).long()
+        if self.metric == "cosine":
+            return spread
+        return torch.cat([spread, self.lengths_N.topk(min(len(self), 64)).indices])
 
 
 def points(vectors_ND: Vectors, metric: str, device: str | torch.device, name: str = "vectors") -> Points:
     """The vectors on the device, checked: a figure made from NaN or from a zero vector would be a lie."""
     if metric not in METRICS:
         raise EvaluationError(f"unknown metric '{metric}'{did_you_mean(metric, METRICS)}")
-    raw_ND = checked(vectors_ND, device, name)
-    lengths_N = torch.cat([torch.linalg.vector_norm(part.double(), dim=1) for part in torch.split(raw_ND, ROWS)])
-    if metric == "cosine" and (lengths_N == 0).any():
-        zeros = torch.nonzero(lengths_N == 0).flatten()
+    found = Points(raw_ND := checked(vectors_ND, device, name), _lengths(raw_ND), metric)
+    if metric == "euclidean":
+        return together(found)[0]
+    if (found.lengths_N == 0).any():
+        zeros = torch.nonzero(found.lengths_N == 0).flatten()
         raise EvaluationError(
-            f"{name}: {len(zeros)} of {len(lengths_N)} are zero, the first in row {int(zeros[0])}; the cosine needs a "
-            f"direction: leave these rows out, or use metric='euclidean'"
+            f"{name}: {len(zeros)} of {len(found)} are zero, the first in row {int(zeros[0])}; they hold only zeros, "
+            f"which have no direction: leave these images out (in code, metric='euclidean' can compare them)"
         )
-    return Points(raw_ND, lengths_N, metric, float(lengths_N.max()) or 1.0)
+    return found
+
+
+def together(*parts: Points) -> list[Points]:
+    """The same vectors about one centre and on one scale, which Euclidean distances between them need.
+
+    The centre is rounded to some 1/256 of the longest length and the scale is a power of two, so that they round no
+    vector in turn: equal distances of whole numbers, say, stay equal.
+    """
+    sums = [rows_BD.double().sum(0) for part in parts for rows_BD in torch.split(part.raw_ND, ROWS)]
+    centre_D = torch.stack(sums).sum(0) / sum(len(part) for part in parts)
+    longest = max(float(_lengths(part.raw_ND, centre_D).max()) for part in parts)
+    step = 2.0**-8 * _power_of_two(longest)
+    centre_D = (centre_D / step).round() * step
+    lengths = [_lengths(part.raw_ND, centre_D) for part in parts]
+    scale = _power_of_two(max(float(lengths_N.max()) for lengths_N in lengths))
+    return [
+        replace(part, lengths_N=lengths_N, centre_D=centre_D, scale=scale)
+        for part, lengths_N in zip(parts, lengths, strict=True)
+    ]
+
+
+def _lengths(raw_ND: Tensor, centre_D: Tensor | None = None) -> Tensor:
+    parts = (rows_BD.double() for rows_BD in torch.split(raw_ND, ROWS))
+    return torch.cat([torch.linalg.vector_norm(p if centre_D is None else p.sub_(centre_D), dim=1) for p in parts])
+
+
+def _power_of_two(length: float) -> float:
+    """The lowest that is not below a length; 1 for none."""
+    return float(2.0 ** math.ceil(math.log2(length))) if length else 1.0
 
 
 def checked(vectors_ND: Vectors, device: str | torch.device, name: str = "vectors") -> Tensor:
     """Float32 vectors on the device (Apple's has no float64: the CPU takes its place), finite, and at least one."""
     target = torch.device("cpu" if torch.device(device).type == "mps" else device)
-    given = vectors_ND.detach() if isinstance(vectors_ND, Tensor) else torch.from_numpy(_writable(vectors_ND))
+    given = vectors_ND.detach() if isinstance(vectors_ND, Tensor) else torch.from_numpy(_plain(vectors_ND, name))
+    if given.is_complex():
+        raise EvaluationError(f"{name} are of type {given.dtype}; expected real numbers")
     if given.ndim != 2 or 0 in given.shape:
         raise EvaluationError(f"{name} have shape {tuple(given.shape)}; expected (N, D), at least one row and column")
     raw_ND = given.to(target, torch.float32).contiguous()
@@ -154,19 +211,19 @@ def checked(vectors_ND: Vectors, device: str | torch.device, name: str = "vector
     return raw_ND
 
 
-def keys(scores_BC: Tensor, indices_BC: Tensor, num: int) -> Tensor:
-    """Whole numbers that order candidates, given by their indices below `num`: higher score first, then lower index."""
-    return scores_BC.div(GRID).round_().long().mul_(num).sub_(indices_BC)
-
-
 def room(device: torch.device) -> int:
     """Float64 numbers that one step may hold there."""
     return LARGEST if device.type == "cpu" else LARGEST_ON_GPU
 
 
-def _writable(array: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Torch warns of arrays that must not be written to, which is what files and tables hand out."""
+def _plain(array: NDArray[np.floating], name: str) -> NDArray[np.floating]:
+    """As torch takes arrays: real numbers of its own kinds and, or it warns, ones that may be written to."""
     plain = np.ascontiguousarray(array)
+    if plain.dtype.kind not in "fiub":
+        raise EvaluationError(f"{name} are of type {plain.dtype}; expected real numbers")
+    if not plain.dtype.isnative or plain.dtype.itemsize > 8:
+        with np.errstate(over="ignore"):  # infinite numbers are refused later
+            plain = plain.astype(np.float64)
     return plain if plain.flags.writeable else plain.copy()
 
 
@@ -202,6 +259,6 @@ def in_parallel(rows_BC: Tensor, work: Callable[[NDArray[np.generic]], None]) ->
         list(pool.map(work, np.array_split(rows_BC.numpy(), workers)))
 
 
-def slices(length: int, step: int) -> list[slice]:
-    """Consecutive slices that cover `length`, each of at most `step` and at least one."""
-    return [slice(start, min(start + max(1, step), length)) for start in range(0, length, max(1, step))]
+def slices(stop: int, step: int, start: int = 0) -> list[slice]:
+    """Consecutive slices that cover all from `start` to `stop`, each of at most `step` and at least one."""
+    return [slice(first, min(first + max(1, step), stop)) for first in range(start, stop, max(1, step))]
