@@ -80,6 +80,21 @@ def their_retrieval(vectors: Any, labels: Any, device: str) -> Figures:
     } | {f"recall@{k}": found[f"recall_at_{k}"] for k in RECALL_AT}
 
 
+def our_neighbours(vectors: Any, labels: Any, device: str, k: int) -> Figures:
+    from intrabatch.neighbours import nearest
+
+    return {"mean cosine": float(nearest(vectors, k, device=device).scores_Nk.mean())}
+
+
+def faiss_neighbours(vectors: Any, labels: Any, device: str, k: int) -> Figures:
+    """Its exact index; of each list the first place is taken for the image itself, as its users do."""
+    import faiss
+
+    index = faiss.IndexFlatIP(vectors.shape[1])
+    index.add(vectors)
+    return {"mean cosine": float(index.search(vectors, k + 1)[0][:, 1:].mean())}
+
+
 def our_figures(vectors: Any, labels: Any, device: str) -> Figures:
     """As `intrabatch evaluate` gives them: NMI of three seeds, intervals over classes."""
     from intrabatch.config import EvalConfig
@@ -107,6 +122,8 @@ CONTENDERS: dict[str, Callable[..., Figures]] = {
     "intrabatch retrieval": our_retrieval,
     "pytorch-metric-learning retrieval": their_retrieval,
     "intrabatch all figures": our_figures,
+    **{f"intrabatch, {k} nearest": lambda *a, k=k: our_neighbours(*a, k) for k in (10, 1000)},
+    **{f"faiss, {k} nearest": lambda *a, k=k: faiss_neighbours(*a, k) for k in (10, 1000)},
     **{f"intrabatch k-means, seed {seed}": lambda *a, seed=seed: our_clusters(*a, seed) for seed in range(3)},
     **{f"scikit-learn k-means, seed {seed}": lambda *a, seed=seed: their_clusters(*a, seed) for seed in range(3)},
 }
@@ -205,8 +222,11 @@ def machine() -> dict[str, Any]:
 RETRIEVAL = ["intrabatch retrieval", "pytorch-metric-learning retrieval"]
 OURS = [name for name in CONTENDERS if name.startswith("intrabatch k-means")]
 THEIRS = [name for name in CONTENDERS if name.startswith("scikit-learn k-means")]
+TEN, THOUSAND = ([f"intrabatch, {k} nearest", f"faiss, {k} nearest"] for k in (10, 1000))
 PARTS = {  # title, set, contenders, and how often: None for as often as asked
     "retrieval": ("Recall@1..1000, R-precision, MAP@R (ours: and MAP)", "SOP size", RETRIEVAL, None),
+    "nearest-10": ("10 nearest of each image", "a fifth of SOP", TEN, None),
+    "nearest-1000": ("1,000 nearest of each image", "a fifth of SOP", THOUSAND, None),
     "cub": ("All figures, NMI of three seeds, intervals", "CUB size", ["intrabatch all figures"], None),
     "kmeans": ("NMI of greedy k-means++", "a fifth of SOP", OURS + THEIRS, 1),
     "kmeans-full": ("NMI of greedy k-means++", "SOP size", OURS + THEIRS[:2], 1),

@@ -128,16 +128,35 @@ def test_weights_that_do_not_fit(tmp_path):
     other = timm.create_model("resnet18")
     safetensors.torch.save_file(other.state_dict(), tmp_path / "resnet18.safetensors")
     (tmp_path / "text.pth").write_text("not weights")
+    (tmp_path / "text.safetensors").write_text("not weights")
+    (tmp_path / "env.sh").write_text("export A=1\nsource x\n")
+    (tmp_path / "empty.pt").touch()
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "whole.pth")
     torch.save([1, 2], tmp_path / "list.pth")
     for name, message in [
         ("resnet18.safetensors", "do not fit model.backbone: "),
-        ("text.pth", "cannot be read: "),
+        ("text.pth", "is no PyTorch file or is cut short; set model.weights to weights as PyTorch or safetensors save"),
+        ("env.sh", "is no PyTorch file or is cut short; set"),
+        ("empty.pt", "is no PyTorch file or is cut short; set"),
+        ("text.safetensors", "is no safetensors file or is cut short; set"),
+        ("whole.pth", "cannot be read: it holds more than tensors; save the model's state_dict() alone"),
         ("list.pth", "is not a state dict of tensors"),
         ("none.pth", "no weights file"),
     ]:
         with pytest.raises(WeightsError, match=re.escape(message)) as caught:
             load_weights_file(make_backbone(ModelConfig(**SMALL)), tmp_path / name)
         assert "\n" not in str(caught.value) and name in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["w.pth", "w.safetensors"])
+def test_a_weights_file_that_may_not_be_read_is_not_called_missing(tmp_path, monkeypatch, name):
+    def locked(path, *_):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    (tmp_path / name).touch()
+    monkeypatch.setattr("pathlib.Path.open", locked)  # root may read everything, whatever the file's mode says
+    with pytest.raises(WeightsError, match=rf"^weights file .*{re.escape(name)} cannot be read: permission denied$"):
+        load_weights_file(make_backbone(ModelConfig(**SMALL)), tmp_path / name)
 
 
 def test_caffe_stride_moves_the_stride_to_the_first_convolution():

@@ -116,4 +116,14 @@ def test_training_needs_two_classes_of_two() -> None:
     for num_classes, per_class, found in ((1, 5, "1 such, of 1 (class0)"), (2, 1, "0 such, of 2 (class0; class1)")):
         with pytest.raises(DataError) as caught:
             require_trainable(synthetic_images(num_classes, per_class))
-        assert str(caught.value) == f"{rule}; found {found}"
+        assert str(caught.value) == f"{rule}; found {found}; add images of more classes"
+
+
+def test_a_folder_with_a_single_class_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cats").mkdir()
+    for i in range(3):
+        Image.new("RGB", (4, 4), (i, 0, 0)).save(tmp_path / "cats" / f"{i}.png")
+    with pytest.raises(DataError) as caught:
+        require_trainable(read_folder(tmp_path))
+    assert str(caught.value).startswith(f"images in {tmp_path}: training compares")
+    assert str(caught.value).endswith("found 1 such, of 1 (cats); add images of more classes")

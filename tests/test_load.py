@@ -7,8 +7,8 @@ import pytest
 
 from intrabatch.config import DataConfig
 from intrabatch.data.image_set import split_classes, synthetic_images
-from intrabatch.data.load import load_images, singletons, with_splits, with_splits_of
-from intrabatch.errors import DataError
+from intrabatch.data.load import found_by_run, load_images, singletons, with_splits, with_splits_of
+from intrabatch.errors import DataError, RunError
 from intrabatch.run import splits_table
 
 HALF = DataConfig(val_fraction=0.25, test_fraction=0.25)
@@ -79,8 +79,53 @@ def test_a_runs_table_restores_its_split(tmp_path):
     again = with_splits_of(replace(images, splits=None, roles=None), tmp_path / "splits.csv")
     assert again.names == images.names
     assert again.splits.tolist() == images.splits.tolist() and again.roles.tolist() == images.roles.tolist()
-    with pytest.raises(DataError, match=r"1 of 34 images of .* are no longer in the data, first 'class0/000'"):
+    with pytest.raises(DataError) as caught:
         with_splits_of(images.subset(range(1, 34)), tmp_path / "splits.csv")
+    assert str(caught.value) == (
+        f"1 of 34 images of {tmp_path}/splits.csv are no longer in the data, first 'class0/000'; the run's images are "
+        f"to be at data.path of {tmp_path}/config.yaml; put them back, or say where they are now: "
+        f"intrabatch train --resume {tmp_path} DATA"
+    )
+
+
+def test_a_run_whose_images_are_gone_says_who_named_them(tmp_path):
+    run = tmp_path / "my run"
+    with pytest.raises(DataError) as caught, found_by_run(run):
+        load_images(DataConfig(path=f"{tmp_path}/gone"))
+    start, end = str(caught.value).split("; the run's images are to be at ")
+    assert start.startswith(f"{tmp_path}/gone: no such folder or file")
+    assert end.startswith(f"data.path of {run}/config.yaml; put") and end.endswith(f"train --resume '{run}' DATA")
+
+
+@pytest.mark.parametrize("text", ["", "path,label,split,role\n", "a,b\n1,2\n", "path,label,split,role\nx,y,train"])
+def test_a_runs_table_that_is_torn_is_named(tmp_path, text):
+    (tmp_path / "splits.csv").write_text(text)
+    with pytest.raises(RunError) as caught:
+        with_splits_of(synthetic_images(2, 2), tmp_path / "splits.csv")
+    assert str(caught.value) == (
+        f"{tmp_path}/splits.csv cannot be read; expected a row per image under path, label, split and role, "
+        f"as training wrote it: put it back, or train anew"
+    )
+
+
+def test_data_that_is_not_what_was_asked_for(tmp_path):
+    table = tmp_path / "images.csv"
+    table.write_text("path,label\n")
+    for path, source, said in [
+        (tmp_path, "glyphs", "a folder, but data.source=glyphs asks for the built-in glyphs"),
+        (tmp_path / "gone", "glyphs", "no such folder or file, but data.source=glyphs asks for the built-in glyphs"),
+        (tmp_path, "table", "a folder, but data.source=table asks for a file"),
+        (table, "folder", "a file, but data.source=folder asks for a folder"),
+    ]:
+        with pytest.raises(DataError) as caught:
+            load_images(DataConfig(path=str(path), source=source))
+        assert str(caught.value) == f"{path}: {said}; give other DATA, or set data.source=auto"
+
+
+def test_a_folder_may_be_called_glyphs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=r"^glyphs: no such folder or file; expected a folder per class"):
+        load_images(DataConfig(path="glyphs", source="folder"))
 
 
 def test_nothing_named():

@@ -103,7 +103,7 @@ def test_a_mistake_leaves_no_empty_run_behind(photos, tmp_path, capsys):
 def test_a_mistake_leaves_another_run_alone(photos, trained, tmp_path, capsys):
     before = sorted(path.name for path in trained.iterdir())
     code, line = answer(capsys, "train", photos, "--out", trained, *SMALL)
-    assert code == 2 and f"choose another --out, or go on with --resume {trained}" in line
+    assert code == 2 and f"{trained} holds a finished run; choose another --out" in line
     assert sorted(path.name for path in trained.iterdir()) == before
 
 
@@ -120,7 +120,7 @@ def test_ctrl_c_between_steps_says_how_to_go_on(photos, tmp_path, capsys, monkey
 def test_a_resumed_run_cannot_be_changed(photos, trained, capsys):
     code, line = answer(capsys, "train", photos, "--resume", trained, "--set", "train.epochs=9", "--skip-broken")
     assert code == 2
-    assert "--resume keeps the run's own images and settings; leave out --set, --skip-broken, DATA" in line
+    assert "--resume keeps the run's own images and settings; leave out --set, --skip-broken\n" in line
 
 
 def test_one_run_is_followed_not_many(photos, tmp_path, capsys):
@@ -142,7 +142,7 @@ def test_a_torn_checkpoint_is_named(trained, tmp_path, torn):
     for file in ("config.yaml", "classes.json", "environment.json"):
         (tmp_path / file).write_bytes((trained / file).read_bytes())
     (tmp_path / "checkpoint.pt").write_bytes(torn)
-    with pytest.raises(RunError, match=r"checkpoint\.pt cannot be read: .*; remove it and the run begins anew"):
+    with pytest.raises(RunError, match=r"checkpoint\.pt is damaged or cut short; remove it and the run begins anew"):
         Run.open(tmp_path).load_checkpoint()
 
 
@@ -159,6 +159,20 @@ def test_the_gallery_is_embedded_once_however_many_queries(photos, trained, monk
     found = search_files(trained, str(photos), queries, 2, "cpu")
     assert sizes == [40, 1, 1, 1]
     assert [result["hits"][0]["path"] for result in found] == [f"class1/{i}.png" for i in range(3)]
+
+
+def test_what_to_search_must_be_named(photos, trained, capsys):
+    query = photos / "class1" / "0.png"
+    for gallery, asked in (("", query), (photos, "")):
+        code, line = answer(capsys, "search", trained, "--gallery", gallery, "--query", asked)
+        assert code == 2 and "an empty path to images; give a folder, a table or an image" in line
+    code, line = answer(capsys, "search", trained, "--gallery", photos, "--query", "nowhere.png")
+    assert code == 2 and "nowhere.png: no such folder or file; expected an image, a folder of images, or" in line
+
+
+def test_a_recipe_for_other_data_is_not_passed_over(photos, tmp_path, capsys):
+    code, line = answer(capsys, "train", photos, "--recipe", "glyphs", "--out", tmp_path / "run", *SMALL)
+    assert code == 2 and "a folder, but data.source=glyphs asks for the built-in glyphs" in line
 
 
 def test_files_left_out_are_named(photos, tmp_path, capsys):

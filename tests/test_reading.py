@@ -37,15 +37,26 @@ def test_loose_images_are_for_embedding_and_search_only(tmp_path: Path) -> None:
 
 
 def test_anything_else_is_one_line(tmp_path: Path) -> None:
-    wanted = "; expected a folder per class, or a table ending in .csv or .parquet"
+    labelled, any_image = "a folder per class", "an image, a folder of images"
     (tmp_path / "photo.heic").write_text("....ftypheic")
-    for read, name, found in (
-        (read_images, "missing", "no such folder or file"),
-        (read_any_images, "missing", "no such folder or file"),
-        (read_images, "photo.heic", "neither a folder nor a table"),
+    for read, name, found, wanted in (
+        (read_images, "missing", "no such folder or file", labelled),
+        (read_any_images, "missing.png", "no such folder or file", any_image),
+        (read_images, "photo.heic", "neither a folder nor a table", labelled),
     ):
         with pytest.raises(DataError) as caught:
             read(tmp_path / name)
-        assert str(caught.value) == f"{tmp_path / name}: {found}{wanted}"
+        assert str(caught.value) == (
+            f"{tmp_path / name}: {found}; expected {wanted}, or a table ending in .csv or .parquet"
+        )
     with pytest.raises(DataError, match=r"photo\.heic: not a JPEG, PNG, WebP, GIF, BMP or TIFF image: the file begins"):
         read_any_images(tmp_path / "photo.heic").read(0)
+
+
+@pytest.mark.parametrize("read", [read_images, read_any_images])
+def test_an_empty_text_is_not_the_current_folder(read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image(tmp_path / "cats" / "1.png")
+    monkeypatch.chdir(tmp_path)
+    assert read(".").classes == ("cats",)
+    with pytest.raises(DataError, match=r"^an empty path to images; give a folder, a table or an image, or \. for"):
+        read("")

@@ -50,7 +50,8 @@ def test_overrides():
     ("assignment", "message"),
     [
         ("train.lerning_rate=1", "unknown key 'train.lerning_rate'; choose from: epochs, seed"),
-        ("optim.lerning_rate=1", "unknown key 'optim.lerning_rate'; did you mean 'learning_rate'?"),
+        ("optim.lerning_rate=1", "unknown key 'optim.lerning_rate'; did you mean 'optim.learning_rate'?"),
+        ("train.epoch=1", "unknown key 'train.epoch'; did you mean 'train.epochs'?"),
         ("trian.epochs=1", "unknown key 'trian'; did you mean 'train'?"),
         ("epochs=1", "unknown key 'epochs'; did you mean 'train.epochs'?"),
         ("train.epochs=many", "train.epochs is 'many'; expected a whole number"),
@@ -85,6 +86,11 @@ def test_overrides():
         ("evaluation.refine=best", "evaluation.refine is 'best'; choose from: none, k-reciprocal, nearest"),
         ("optim.milestones=[-1]", "optim.milestones is [-1]; expected epochs from 1"),
         ("loss.group_steps=0", "loss.group_steps is 0; expected at least 1"),
+        ("messages.steps=-1", "messages.steps is -1; expected at least 1 (set loss.messages=0 for no messages)"),
+        ("train.save_minutes=-1", "train.save_minutes is -1.0; expected at least 0"),
+        ("data.glyph_classes=-3", "data.glyph_classes is -3; expected at least 2"),
+        ("data.glyph_images=0", "data.glyph_images is 0; expected at least 2"),
+        ("data.glyph_size=3", "data.glyph_size is 3; expected at least 16"),
         ("train.protocol=best", "train.protocol is 'best'; choose from: final, validation, as-published"),
     ],
 )

@@ -73,13 +73,51 @@ def test_parquet_with_any_type_of_label(folder: Path) -> None:
 def test_tables_that_cannot_be_read(folder: Path) -> None:
     assert message(folder / "nowhere.csv") == ": no such file; expected a table ending in .csv or .parquet"
     (folder / "empty.csv").touch()
-    assert message(folder / "empty.csv").startswith(": cannot be read as a table (Empty CSV file")
+    wanted = "expected path and label, and if wanted split and role"
+    assert message(folder / "empty.csv") == f": column 'path' is missing; found an empty file; {wanted}"
     (folder / "false.parquet").write_text("no parquet")
     assert message(folder / "false.parquet").startswith(": cannot be read as a table (")
-    (folder / "latin.csv").write_bytes("path,label\na.png,café".encode("latin-1"))
-    assert "invalid UTF8 data" in message(folder / "latin.csv")
-    assert "Expected 2 columns, got 3" in message(csv(folder, "path,label", "a.png,x,y"))
+    assert message(csv(folder, "path,label", "a.png,x", "b.png,x,y")) == (
+        ", row 2: 3 cells, expected 2 as in the header; a cell with a comma in it needs quotes around it"
+    )
+    assert message(csv(folder, "path,label", 'a.png,"x')) == ": cannot be read as a table (unexpected end of data)"
+    assert message(csv(folder, "path,label,label", "a.png,x,y")) == ": 2 columns are called 'label'; keep one"
     assert message(csv(folder, "path,label")) == (": the table has no rows below its header; expected a row per image")
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "utf-16-le"])
+def test_a_csv_in_another_encoding(folder: Path, encoding: str) -> None:
+    for text in ("path,label\na.png,café", "path,labél\na.png,x"):
+        (folder / "other.csv").write_bytes(text.encode(encoding))
+        assert message(folder / "other.csv") == (
+            ": not a text in UTF-8; save it as UTF-8, which spreadsheets call 'CSV UTF-8'"
+        )
+
+
+def test_spaces_around_the_names_of_columns(folder: Path) -> None:
+    images = read_table(csv(folder, "path, label , split", "a.png, 007, test"))
+    assert images.classes == ("007",) and images.splits is not None and images.splits.tolist() == ["test"]
+
+
+@pytest.mark.parametrize("separator", [";", "\t", "|"])
+def test_other_separators_are_named(folder: Path, separator: str) -> None:
+    found = message(csv(folder, f"path{separator}label", f"a.png{separator}salt, and pepper"))
+    assert found == f": the columns are separated by {separator!r}; save it with commas between them"
+
+
+@pytest.mark.parametrize("label", [float("nan"), None])
+@pytest.mark.parametrize("coded", [False, True])
+def test_a_label_that_is_nan_is_empty(folder: Path, label: float | None, coded: bool) -> None:
+    labels = pa.array([1.0, label])
+    path = parquet(folder, path=["a.png", "b.png"], label=labels.dictionary_encode() if coded else labels)
+    assert message(path) == ", row 2, label '': an empty label; each image needs the name of its class"
+
+
+def test_one_file_under_two_spellings(folder: Path) -> None:
+    for other in ("./a.png", "sub/../a.png", f"{folder}/a.png"):
+        assert message(csv(folder, "path,label", "a.png,x", f"{other},x")) == (
+            f", row 2, path '{other}': row 1 has this path already; each image needs one row"
+        )
 
 
 def test_missing_columns(folder: Path) -> None:
@@ -87,9 +125,8 @@ def test_missing_columns(folder: Path) -> None:
     assert message(csv(folder, "file,label", "a.png,x")) == (
         f": column 'path' is missing; found 'file', 'label'; {wanted}"
     )
-    assert message(csv(folder, "path;label", "a.png;x")) == f": column 'path' is missing; found 'path;label'; {wanted}"
     assert message(parquet(folder, path=["a.png"], kind=["x"])) == (
-        f": column 'label' is missing; found 'path'; {wanted}"
+        f": column 'label' is missing; found 'path', 'kind'; {wanted}"
     )
 
 

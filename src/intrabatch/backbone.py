@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -203,13 +205,23 @@ def read_state(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise WeightsError(f"no weights file {path}; set model.weights to a file, to pretrained, or to none")
     try:
+        path.open("rb").close()  # safetensors says of a file that may not be read that there is none
         if path.suffix == ".safetensors":
             return safetensors.torch.load_file(path)
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # unpickling and safetensors raise many kinds for a file that is not theirs
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
-        raise WeightsError(f"weights file {path} cannot be read: {reason}") from None
+        raise WeightsError(f"weights file {path} {_unread(path, error)}") from None
     state = loaded.get("state_dict", loaded) if isinstance(loaded, dict) else None
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise WeightsError(f"weights file {path} is not a state dict of tensors")
     return state
+
+
+def _unread(path: Path, error: Exception) -> str:
+    """Why a weights file could not be read, and what to do."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"cannot be read: {error.strerror.lower()}"
+    if isinstance(error, pickle.UnpicklingError) and zipfile.is_zipfile(path):
+        return "cannot be read: it holds more than tensors; save the model's state_dict() alone"
+    kind = "safetensors" if path.suffix == ".safetensors" else "PyTorch"
+    return f"is no {kind} file or is cut short; set model.weights to weights as PyTorch or safetensors save them"

@@ -56,6 +56,8 @@ class DataConfig:
         require(0 <= self.val_fraction < 1, f"data.val_fraction is {self.val_fraction}; expected 0 up to under 1")
         require(0 <= self.test_fraction < 1, f"data.test_fraction is {self.test_fraction}; expected 0 up to under 1")
         require_at_least(0, "data", split_seed=self.split_seed)
+        require_at_least(2, "data", glyph_classes=self.glyph_classes, glyph_images=self.glyph_images)
+        require_at_least(16, "data", glyph_size=self.glyph_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +154,8 @@ class MessagesConfig:
     (Cars196)"""
 
     def __post_init__(self) -> None:
+        way_out = "(set loss.messages=0 for no messages)"
+        require(self.steps >= 1, f"messages.steps is {self.steps}; expected at least 1 {way_out}")
         require_at_least(1, "messages", heads=self.heads)
         require_share("messages", dropout=self.dropout, attention_dropout=self.attention_dropout)
 
@@ -247,6 +251,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         require_at_least(0, "train", epochs=self.epochs, seed=self.seed, validate_every=self.validate_every)
+        require_at_least(0, "train", save_minutes=self.save_minutes)
 
 
 @dataclass(frozen=True, kw_only=True)

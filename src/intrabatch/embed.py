@@ -6,6 +6,7 @@ Shapes: N images, B images at a time, D numbers a vector.
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -19,8 +20,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .backbone import Embedder
+from .data.labelled import label_in, role_in
+from .data.tables import meant, table_cells
 from .errors import DataError
 from .saving import write_whole
+
+TEXTS = ("path", "label", "role")
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,48 +96,89 @@ def _write_npz(arrays: dict[str, np.ndarray], path: Path) -> None:
 def load_embeddings(path: Path, labels: Path | None = None) -> Embeddings:
     """Read vectors with labels, whoever made them: .parquet or .npz (path, label, vector, role), or .npy with a CSV.
 
-    The CSV that goes with a .npy has a column label, one row a vector, and optionally path and role.
+    The CSV that goes with a .npy has a column label, one row a vector, and optionally path and role. Labels and roles
+    mean what they mean in a table of images.
     """
     if not path.is_file():
         raise DataError(f"no embeddings file {path}")
+    if labels is not None and path.suffix != ".npy":
+        raise DataError(f"embeddings file {path} has the labels in it; leave out {labels}, only a .npy takes a second")
     try:
-        columns = _read_columns(path, labels)
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        raise DataError(f"embeddings file {path} cannot be read: {str(error).splitlines()[0]}") from None
-    for needed in ("vector", "label"):
-        if needed not in columns:
-            raise DataError(f"embeddings file {path} has no '{needed}'; it has: {', '.join(columns)}")
-    vectors = np.asarray(columns["vector"], dtype=np.float32)
-    if vectors.ndim != 2:
-        raise DataError(f"embeddings file {path}: vectors have shape {vectors.shape}, expected (images, numbers)")
-    names = columns.get("path", np.arange(len(vectors)))
-    roles = columns.get("role")
-    found = Embeddings(vectors, _texts(names), _texts(columns["label"]), None if roles is None else _texts(roles))
-    if len(found.labels) != len(vectors):
-        raise DataError(f"embeddings file {path}: {len(vectors)} vectors but {len(found.labels)} labels")
-    return found
+        found, texts = _read_columns(path, labels)
+    except DataError:
+        raise
+    except Exception as error:  # NumPy, zip and Arrow raise a dozen kinds for a file that is damaged or not theirs
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(f"embeddings file {path} cannot be read: {reason}") from None
+    vectors_ND = _vectors(path, found)
+    texts.setdefault("path", [str(row) for row in range(len(vectors_ND))])
+    for name, column in texts.items():
+        if len(column) != len(vectors_ND):
+            raise DataError(f"embeddings file {path}: {len(vectors_ND)} vectors but {len(column)} {name}s")
+    words = meant(labels or path, "label", texts["label"], label_in)
+    roles = tuple(map(role_in, texts["role"])) if "role" in texts else None
+    return Embeddings(vectors_ND, tuple(texts["path"]), tuple(words), roles)
 
 
-def _read_columns(path: Path, labels: Path | None) -> dict[str, np.ndarray]:
+Columns = tuple[np.ndarray, dict[str, list[str]]]
+"""The vectors as they stand in a file, and the texts beside them: label, and if they are there path and role."""
+
+
+def _read_columns(path: Path, labels: Path | None) -> Columns:
     if path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as archive:
-            return dict(archive)
+        return _read_npz(path)
     if path.suffix == ".parquet":
-        table = pq.read_table(path)
-        columns = {name: table[name].to_numpy() for name in table.column_names if name != "vector"}
-        if "vector" in table.column_names:
-            columns["vector"] = np.stack(table["vector"].to_numpy())
-        return columns
+        names, texts = table_cells(path, ("label",), ("path", "role"))
+        _require_column(path, "vector", names)
+        return np.stack(pq.read_table(path, columns=["vector"])["vector"].to_numpy()), texts
     if path.suffix == ".npy":
-        from pyarrow import csv
-
         if labels is None:
             raise ValueError("a .npy holds vectors only; give the labels as a second file: VECTORS.npy LABELS.csv")
-        as_text = {name: pa.string() for name in ("path", "label", "role")}  # '01' and '1' are two labels
-        table = csv.read_csv(labels, convert_options=csv.ConvertOptions(column_types=as_text))
-        return {"vector": np.load(path, allow_pickle=False)} | {n: table[n].to_numpy() for n in table.column_names}
+        names, texts = table_cells(labels, ("label",), ("path", "role"))
+        if "vector" in names:
+            raise DataError(f"{labels}: a column 'vector', but the vectors are those of {path}; remove the column")
+        with path.open("rb") as file:
+            return np.lib.format.read_array(file, allow_pickle=False), texts
     raise ValueError(f"unknown kind of file '{path.suffix}'; choose from: .parquet, .npz, .npy with a .csv")
 
 
-def _texts(values: np.ndarray) -> tuple[str, ...]:
-    return tuple(str(value) for value in values)
+def _read_npz(path: Path) -> Columns:
+    if not zipfile.is_zipfile(path):
+        raise DataError(f"embeddings file {path} is no .npz archive or is cut short; write it again with numpy.savez")
+    with np.load(path, allow_pickle=False) as archive:
+        for needed in ("vector", "label"):
+            _require_column(path, needed, archive.files)
+        try:
+            texts = {name: _texts(path, name, archive[name]) for name in TEXTS if name in archive.files}
+        except ValueError as error:  # objects, such as None among texts
+            raise ValueError(f"{error}; save {', '.join(TEXTS)} as arrays of text with none missing") from None
+        return archive["vector"], texts
+
+
+def _require_column(path: Path, needed: str, names: list[str]) -> None:
+    if needed not in names:
+        raise DataError(f"embeddings file {path} has no '{needed}'; it has: {', '.join(names)}")
+
+
+def _texts(path: Path, name: str, values: np.ndarray) -> list[str]:
+    """As in a table: NaN is an empty text."""
+    if values.ndim != 1:
+        raise DataError(f"embeddings file {path}: '{name}' has shape {values.shape}, expected one text an image")
+    return ["" if value != value else str(value) for value in values]
+
+
+def _vectors(path: Path, found: np.ndarray) -> NDArray[np.float32]:
+    """As float32, which must hold them: what is real and finite there is finite here."""
+    if found.dtype.kind not in "fiub":
+        raise DataError(f"embeddings file {path}: vectors are of type {found.dtype}, expected real numbers")
+    if found.ndim != 2 or not found.size:
+        raise DataError(f"embeddings file {path}: vectors have shape {found.shape}, expected (images, numbers)")
+    with np.errstate(over="ignore"):
+        vectors_ND = found.astype(np.float32)
+    rows = np.flatnonzero((np.isinf(vectors_ND) & np.isfinite(found)).any(axis=1))
+    if len(rows):
+        raise DataError(
+            f"embeddings file {path}: {len(rows)} of {len(found)} vectors hold numbers too large for float32, the "
+            f"first in row {rows[0]}; expected at most 3.4e38: scale them, say to length 1"
+        )
+    return vectors_ND

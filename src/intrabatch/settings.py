@@ -80,7 +80,9 @@ def update(config: T, changes: Mapping[str, Any], where: str = "") -> T:
     for key, value in changes.items():
         path = f"{where}.{key}" if where else str(key)
         if key not in hints:
-            raise ConfigError(f"unknown key '{path}'{did_you_mean(str(key), hints)}")
+            section = path.removesuffix(str(key))  # of the nearest name too, so that it can be pasted
+            nearest = did_you_mean(str(key), hints).replace("mean '", f"mean '{section}")
+            raise ConfigError(f"unknown key '{path}'{nearest}")
         current = getattr(config, key)
         if dataclasses.is_dataclass(current):
             if not isinstance(value, Mapping):

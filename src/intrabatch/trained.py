@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from .config import Config
 from .data.image_set import ImageSet
-from .data.load import load_images, with_splits_of
+from .data.load import found_by_run, load_images, with_splits_of
 from .data.pixels import open_pixels
 from .devices import pick_device, pick_precision
 from .embed import Embeddings, embed_crops
@@ -57,7 +57,9 @@ class Trained:
 
     def own_images(self) -> ImageSet:
         """The images the run was trained, validated and tested on, with its split."""
-        return with_splits_of(load_images(self.config.data), self.run.path / "splits.csv")
+        with found_by_run(self.run.path):
+            images = load_images(self.config.data)
+        return with_splits_of(images, self.run.path / "splits.csv")
 
     def vectors(self, images: ImageSet, *, unit: bool = True) -> NDArray[np.float32]:
         """Vectors (N, D), one for each image; of length 1 unless `unit` is off."""

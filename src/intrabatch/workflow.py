@@ -12,7 +12,7 @@ import numpy as np
 from .config import Config, DataConfig
 from .data.check import broken_sample, check, drop_broken, require_trainable, require_unbroken
 from .data.image_set import ImageSet
-from .data.load import load_images, singletons, with_splits, with_splits_of
+from .data.load import found_by_run, load_images, singletons, with_splits, with_splits_of
 from .data.reading import read_any_images
 from .devices import pick_device
 from .embed import load_embeddings
@@ -45,7 +45,9 @@ def prepared_images(config: Config, skip_broken: bool, say: Callable[[str], None
 
 def resumed_images(run: Run) -> ImageSet:
     """The images of a run, with the split it began with."""
-    return with_splits_of(load_images(run.config.data), run.path / "splits.csv")
+    with found_by_run(run.path):
+        images = load_images(run.config.data)
+    return with_splits_of(images, run.path / "splits.csv")
 
 
 def evaluate_run(path: Path, data: str | None, change: Callable[[Config], Config]) -> dict[str, Any]:

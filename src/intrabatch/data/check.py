@@ -122,9 +122,15 @@ def require_trainable(images: ImageSet) -> None:
     usable = int((images.class_sizes() >= 2).sum())
     if usable < 2:
         raise DataError(
-            f"training compares images within and between classes and needs 2 classes with two images each; "
-            f"found {usable} such, of {len(images.classes)} ({_sample(images.classes)})"
+            f"{_place(images)}training compares images within and between classes and needs 2 classes with two images "
+            f"each; found {usable} such, of {len(images.classes)} ({_sample(images.classes)}); "
+            f"add images of more classes"
         )
+
+
+def _place(images: ImageSet) -> str:
+    """Where images lie that are files, to begin a message."""
+    return f"images in {images.source.root}: " if isinstance(images.source, FileSource) else ""
 
 
 def _reason_and_digest(source: Source, name: str) -> tuple[str | None, bytes | None]:

@@ -9,10 +9,23 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..errors import DataError
 from .image_set import ImageSet, Source
 
 SPLIT_OF_WORD = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 """The words people use for a split, and the one of SPLITS that they mean."""
+
+
+def label_in(cell: str) -> str:
+    """The label that a cell of a table means; an empty one is a mistake wherever it is read."""
+    if not cell.strip():
+        raise DataError("an empty label; each image needs the name of its class")
+    return cell.strip()
+
+
+def role_in(cell: str) -> str:
+    """The role that a cell means, not checked further; an empty one means both."""
+    return cell.strip().lower() or "both"
 
 
 def labelled_images(
