@@ -18,7 +18,6 @@ import json
 import os
 import platform
 import pstats
-import resource
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from machine import peak_mib
 
 RESULTS = Path(__file__).parent / "results"
 SETS = {  # images, classes, noise
@@ -155,8 +155,7 @@ def run_here(contender: str, file: str, device: str) -> None:
     if "intrabatch" in contender:
         stats = pstats.Stats(profile).stats  # type: ignore[attr-defined]
         result["phases"] = {PHASES[name]: entry[3] for (_, _, name), entry in stats.items() if name in PHASES}
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps(result | {"peak MiB": memory, "figures": figures}))
+    print(json.dumps(result | {"peak MiB": peak_mib(), "figures": figures}))
 
 
 def measured(contender: str, file: Path, device: str) -> dict[str, Any]:

@@ -50,6 +50,12 @@ def product_rate(a: Any) -> float:
     return 2 * len(a) ** 2 * a.shape[1] / min(times) / 1e9
 
 
+def peak_mib() -> float:
+    """The most memory this process has held. `ru_maxrss` would begin at what its parent held when it started."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmHWM"))
+
+
 def command() -> str:
     """What was typed to get here."""
     return "python benchmarks/" + " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])

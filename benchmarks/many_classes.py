@@ -14,13 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import time
 from statistics import median
 from typing import Any
 
 import torch
-from machine import command, machine, machine_lines, measured_alone, write_results
+from machine import command, machine, machine_lines, measured_alone, peak_mib, write_results
 
 DIM, BATCH, BATCH_CLASSES, STEPS = 512, 54, 6, 20
 HEADS = ("full", "batch classes", "batch classes + 1,000 negatives", "hierarchical")
@@ -56,8 +55,7 @@ def measure(kind: str, num_classes: int) -> dict[str, Any]:
         optimizer.step()
         milliseconds.append(1000 * (time.perf_counter() - start))
         cpu_milliseconds.append(1000 * (time.process_time() - cpu_start))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"ms": milliseconds, "cpu_ms": cpu_milliseconds, "peak_mib": peak}
+    return {"ms": milliseconds, "cpu_ms": cpu_milliseconds, "peak_mib": peak_mib()}
 
 
 def skipped(kind: str, num_classes: int) -> str:

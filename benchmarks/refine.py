@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import time
 from typing import Any
 
 import numpy as np
-from machine import command, machine, machine_lines, measured_alone, write_results
+from machine import command, machine, machine_lines, measured_alone, peak_mib, write_results
 
 DIM, STEP = 512, "k-reciprocal, then refine"
 QUICK = ("k-reciprocal", "nearest", STEP)
@@ -46,8 +45,7 @@ def measure(how: str, num_images: int) -> dict[str, Any]:
         wall, cpu = time.perf_counter(), time.process_time()
         refine(vectors, passing) if how == STEP else neighbourhoods(vectors, how)
         runs.append((time.perf_counter() - wall, time.process_time() - cpu))
-    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"seconds": [run[0] for run in runs], "cpu_seconds": [run[1] for run in runs], "peak_mib": peak_mib}
+    return {"seconds": [run[0] for run in runs], "cpu_seconds": [run[1] for run in runs], "peak_mib": peak_mib()}
 
 
 def markdown(report: dict[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from intrabatch import get_recipe
-from intrabatch.cli import make_parser
+from intrabatch.cli import main, make_parser
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -44,15 +44,32 @@ def test_commands_of_the_readme_are_understood(line):
         assert re.search(rf"^{extra} = ", (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE)
 
 
+def make_photos(root):
+    """Twelve classes of four pictures, photos/cat/01.jpg the first of them."""
+    rng = np.random.default_rng(0)
+    for name in ["cat", *"abcdefghijk"]:
+        (root / "photos" / name).mkdir(parents=True)
+        for i in range(4):
+            pixels = rng.integers(0, 255, (24, 24, 3)).astype(np.uint8)
+            Image.fromarray(pixels).save(root / "photos" / name / f"0{i + 1}.jpg")
+
+
+def test_commands_for_ones_own_photos_run(tmp_path, monkeypatch, capsys):
+    """One after the other as they stand there; make and pip are what brought this test here."""
+    make_photos(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    lines = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("intrabatch")]
+    assert [shlex.split(line)[1] for line in lines] == ["check", "train", "search", "embed"]
+    for line in lines:
+        assert main(shlex.split(line, comments=True)[1:]) == 0, capsys.readouterr().err
+    assert "photos/cat/01.jpg" in capsys.readouterr().out
+    assert (tmp_path / "runs" / "photos" / "metrics.json").is_file() and (tmp_path / "vectors.parquet").is_file()
+
+
 @pytest.mark.parametrize("code", blocks("python"), ids=["loss", "library"])
 def test_code_of_the_readme_runs(code, tmp_path, monkeypatch, capsys):
     """As it stands there, on a folder `photos`; only the recipe is made smaller."""
-    rng = np.random.default_rng(0)
-    for name in "abcdefghijkl":
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        for i in range(4):
-            pixels = rng.integers(0, 255, (24, 24, 3)).astype(np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.png")
+    make_photos(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("intrabatch.get_recipe", small)
     exec(compile(code, "README.md", "exec"), {})

@@ -105,6 +105,8 @@ def test_the_recipe_of_nmi_is_an_option_and_is_stamped(tmp_path, capsys):
     assert "greedy k-means++ seeds" in greedy["protocol"]["nmi_recipe"]
     assert "random images as seeds" in random["protocol"]["nmi_recipe"]
     assert "seeds 0, 1, 2, 3, 4; NMI by the arithmetic mean" in random["protocol"]["nmi_recipe"]
+    best = evaluated(capsys, "--embeddings", *file, "--nmi-recipe", "random", "--set", "evaluation.nmi_restarts=4")
+    assert "best of 1" in random["protocol"]["nmi_recipe"] and "best of 4" in best["protocol"]["nmi_recipe"]
     assert greedy["metrics"]["nmi"] != random["metrics"]["nmi"]
     assert greedy["metrics"].keys() >= {"nmi", "nmi-spread", "ami", "ari"}
     text = said(capsys, "evaluate", "--embeddings", *file, "--nmi-recipe", "random", "--device", "cpu")[1]

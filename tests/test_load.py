@@ -61,16 +61,22 @@ def test_a_split_without_training_is_refused():
 
 
 def test_too_few_classes_to_split_says_how_many():
-    with pytest.raises(DataError, match="3 classes with two or more images are too few to split: 1 would validate, 2 "):
+    with pytest.raises(DataError, match="3 classes with two or more images are too few to split: 0 would validate, 2 "):
         with_splits(synthetic_images(3, 4), HALF)
 
 
 def test_a_few_classes_still_test_on_two():
     """On one class every figure is 100 %."""
-    five = with_splits(synthetic_images(5, 4), DataConfig())
-    assert [len(classes_of(five, split)) for split in ("train", "val", "test")] == [2, 1, 2]
-    four = with_splits(synthetic_images(4, 4), DataConfig(val_fraction=0))
-    assert len(classes_of(four, "train")) == len(classes_of(four, "test")) == 2
+    for num, val, expected in [(4, 0.1, [2, 0, 2]), (14, 0.1, [10, 0, 4]), (15, 0.1, [9, 2, 4]), (6, 0.3, [2, 2, 2])]:
+        images = with_splits(synthetic_images(num, 4), DataConfig(val_fraction=val))
+        assert [len(classes_of(images, split)) for split in ("train", "val", "test")] == expected
+
+
+def test_hidden_test_images_are_in_no_split():
+    shown, hidden = (with_splits(synthetic_images(12, 4), replace(HALF, hide_test=hide)) for hide in (False, True))
+    assert set(hidden.splits) == {"", "train", "val"}
+    assert (shown.splits[hidden.splits != ""] == hidden.splits[hidden.splits != ""]).all()
+    assert (shown.splits[hidden.splits == ""] == "test").all()
 
 
 def test_a_runs_table_restores_its_split(tmp_path):

@@ -12,6 +12,7 @@ from conftest import tiny_images
 
 from intrabatch.cli import main, make_parser
 from intrabatch.commands import configured
+from intrabatch.data.image_set import RememberingSource
 from intrabatch.errors import ConfigError, DataError, RunError
 from intrabatch.progress import Quiet
 from intrabatch.recipes import get_recipe
@@ -331,9 +332,28 @@ def incomplete(data):
     raise DataError("the copy is incomplete")
 
 
+def test_images_are_decoded_once(monkeypatch):
+    read = []
+
+    class Counting:
+        def read(self, name, smallest_side=0):
+            read.append((name, smallest_side))
+            return tiny_images().source.read(name, smallest_side)
+
+    counted = replace(tiny_images(), source=RememberingSource(Counting()))
+    for _ in range(2):
+        assert (counted.only("val").read(1, 16) == tiny_images().only("val").read(1)).all()
+    assert len(read) == 1
+
+
 def test_trainings_side_by_side(tmp_path, monkeypatch):
-    monkeypatch.setitem(TABLES, "one", Table("one row", (Row("both", "glyphs"),)))
-    monkeypatch.setattr("intrabatch.ensembles.train", no_training)  # not in this process
+    rows = (Row("both", "glyphs"), Row("broken", "glyphs", ("model.weights=nowhere.pt",)))
+    monkeypatch.setitem(TABLES, "one", Table("one row", rows))
+
+    def not_here(*_):
+        raise DataError("in the first process")
+
+    monkeypatch.setattr("intrabatch.ensembles.train", not_here)
     said = []
 
     class Listen(Quiet):
@@ -341,8 +361,10 @@ def test_trainings_side_by_side(tmp_path, monkeypatch):
             said.append(text)
 
     changes = [*TINY, "data.glyph_classes=8", "data.glyph_images=4"]
-    table = reproduce(make_study("one", tmp_path, tmp_path, 1, changes), Listen(), jobs=2)
-    assert said[0] == f"{tmp_path}/runs/glyphs/both/seed0: done; 0 to go"
+    study = make_study("one", tmp_path, tmp_path, 2, changes)
+    table = reproduce(study, Listen(), jobs=2)
+    assert sorted(text.split(":")[0] for text in said[:2]) == [f"{tmp_path}/runs/glyphs/both/seed{i}" for i in (0, 1)]
+    assert said[1].endswith("done; 2 to go") and table["rows"][1]["not_run"] == "in the first process"
     assert (
         table["rows"][0]["metrics"][0]
         == Run.open(tmp_path / "runs/glyphs/both/seed0").read_json("metrics.json")["metrics"]

@@ -81,6 +81,7 @@ def test_overrides():
         ("train.epochs=.inf", "train.epochs is inf; expected a whole number"),
         ("evaluation.batch=0", "evaluation.batch is 0; expected at least 1"),
         ("data.val_fraction=1", "data.val_fraction is 1.0; expected 0 up to under 1"),
+        ("evaluation.nmi_restarts=0", "evaluation.nmi_restarts is 0; expected at least 1"),
         ("evaluation.refine_size=1", "evaluation.refine_size is 1; expected at least 2"),
         ("evaluation.refine_clusters=-3", "evaluation.refine_clusters is -3; expected at least 2"),
         ("evaluation.refine=best", "evaluation.refine is 'best'; choose from: none, k-reciprocal, nearest"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from conftest import tiny_config, tiny_images
+from conftest import replace, tiny_config, tiny_images
 
 from intrabatch.data.image_set import split_classes, synthetic_images
 from intrabatch.errors import ConfigError, DeviceError, NonFiniteError, RunError
@@ -239,6 +239,24 @@ def test_as_published_keeps_the_best_test_epoch_and_says_so(tmp_path, images, mo
     warning = "WARNING: the TEST classes chose the epoch (train.protocol=as-published)"
     assert any(text.startswith(warning) for text in said)
     assert figure_lines(figures)[0].startswith(warning)  # also when progress is quiet
+
+
+def test_watching_the_test_classes_chooses_nothing(tmp_path, images):
+    plain = train(tiny_config("train.epochs=3"), images, tmp_path / "plain")
+    watched = train(tiny_config("train.epochs=3", "train.watch_test=true"), images, tmp_path / "watched")
+    assert same(weights(plain), weights(watched))
+    left, right = (run.read_json("metrics.json") for run in (plain, watched))
+    assert left["metrics"] == right["metrics"] and "best_test_epoch" not in left
+    scores = [record["test/recall@1"] for record in watched.history()]
+    best = right["best_test_epoch"]
+    assert best["metrics"]["recall@1"] == max(scores) and best["epoch"] == int(np.argmax(scores)) + 1
+    assert best["warning"].startswith("chosen by the TEST classes")
+
+
+def test_without_test_images_the_figures_are_of_the_validation_classes(tmp_path, images):
+    hidden = replace(images, splits=np.where(images.splits == "test", "", images.splits))
+    figures = train(tiny_config(), hidden, tmp_path / "run").read_json("metrics.json")
+    assert figures["protocol"]["split"] == "val" and "recall@1" in figures["metrics"] and not figures["untrained"]
 
 
 def test_as_published_goes_back_to_its_best_weights_and_trains_on_from_them(tmp_path, images, monkeypatch):

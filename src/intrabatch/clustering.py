@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,19 +63,21 @@ def nmi_figures(
     *,
     recipe: str = "greedy",
     seeds: Sequence[int] = (0,),
+    restarts: int = 1,
     metric: str = "cosine",
     device: str | torch.device = "cpu",
 ) -> ClusteringFigures:
     """NMI (arithmetic mean), adjusted mutual information and adjusted Rand of k-means with k = number of classes.
 
-    For the metric 'cosine' the vectors are brought to length 1 first.
+    For the metric 'cosine' the vectors are brought to length 1 first. Each seed is the best of some restarts.
     """
     if not seeds:
         raise EvaluationError("k-means needs at least one seed; got none")
     labels = checked_labels(labels_N, len(vectors_ND))
     prepared_ND = _units(points(vectors_ND, metric, device)) if metric == "cosine" else vectors_ND
     num_classes = len(np.unique(labels))
-    found = [cluster(prepared_ND, num_classes, recipe=recipe, seed=seed, device=device) for seed in seeds]
+    how: dict[str, Any] = {"recipe": recipe, "restarts": restarts, "device": device}
+    found = [cluster(prepared_ND, num_classes, seed=seed, **how) for seed in seeds]
     agreements = [agreement(labels, clusters.assignments) for clusters in found]
     values = {name: np.array([figures[name] for figures in agreements]) for name in agreements[0]}
     kind, numbers = "unit vectors" if metric == "cosine" else "vectors as they are", ", ".join(map(str, seeds))

@@ -45,6 +45,9 @@ class DataConfig:
     """share of the classes held out to test, when the data has no split at all; 0 for none"""
     split_seed: int = 0
     """seed of the split into classes"""
+    hide_test: bool = False
+    """leave the test images out altogether, so that no setting can be chosen by them; figures are then of the
+    validation classes"""
     glyph_classes: int = 300
     """built-in glyphs: how many training characters; test characters come from other scripts"""
     glyph_images: int = 20
@@ -246,6 +249,9 @@ class TrainConfig:
     protocol: Literal["final", "validation", "as-published"] = "final"
     """which epoch's weights are kept: the last (final), the one best on the validation classes, or, only to compare
     with the paper, the one best on the TEST classes, reloaded after epochs 30 and 50 (as-published)"""
+    watch_test: bool = False
+    """measure the test classes after every epoch too; they choose nothing, and metrics.json names the best such epoch
+    apart, as papers report it"""
     save_minutes: float = 10.0
     """a checkpoint is written after every epoch that takes longer than writing it, and this often within long ones"""
 
@@ -263,6 +269,8 @@ class EvalConfig:
     figure by points"""
     nmi_seeds: int = 3
     """k-means seeds; NMI is their mean, with the spread beside it if there are two or more"""
+    nmi_restarts: int = 1
+    """k-means runs for each seed, of which the tightest counts; seeds show the spread, restarts lessen it"""
     refine: Literal[
         "none", "k-reciprocal", "nearest", "k-means", "ward", "spectral", "birch", "dbscan", "optics"
     ] = "none"
@@ -277,7 +285,7 @@ class EvalConfig:
     def __post_init__(self) -> None:
         ordered = bool(self.recall_at) and min(self.recall_at) >= 1
         require(ordered, f"evaluation.recall_at is {list(self.recall_at)}; expected whole numbers from 1")
-        require_at_least(1, "evaluation", nmi_seeds=self.nmi_seeds, batch=self.batch)
+        require_at_least(1, "evaluation", nmi_seeds=self.nmi_seeds, nmi_restarts=self.nmi_restarts, batch=self.batch)
         require_at_least(2, "evaluation", refine_size=self.refine_size, refine_clusters=self.refine_clusters)
 
 

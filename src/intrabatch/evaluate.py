@@ -36,6 +36,7 @@ EPOCH_CHOSEN = {
     "validation": "best on the validation classes",
     "as-published": "best on the TEST classes: for comparison with the paper only, not an honest figure",
 }
+BEST_TEST_EPOCH = "chosen by the TEST classes: to stand beside papers that report it, never a headline"
 AS_PUBLISHED = "the TEST classes chose the epoch (train.protocol=as-published): compare with the paper, not a headline"
 
 
@@ -141,7 +142,9 @@ def measure_vectors(
     The hardest classes are named where `classes` gives their names.
     """
     retrieval = retrieval_of(vectors_ND, labels_N, roles_N, config, device)
-    clusters = nmi_figures(vectors_ND, labels_N, recipe=config.nmi_recipe, seeds=range(config.nmi_seeds), device=device)
+    seeds, restarts = range(config.nmi_seeds), config.nmi_restarts
+    how: dict[str, Any] = {"recipe": config.nmi_recipe, "seeds": seeds, "restarts": restarts, "device": device}
+    clusters = nmi_figures(vectors_ND, labels_N, **how)
     hardest = retrieval.hardest(HARDEST) if classes else []
     return {
         "metrics": retrieval.summary() | clusters.summary(),

@@ -31,7 +31,7 @@ from .data.image_set import ImageSet
 from .data.pixels import DevicePixels, Pixels, open_pixels
 from .devices import out_of_memory, pick_device, pick_precision
 from .errors import ConfigError, DataError, NonFiniteError, RunError
-from .evaluate import AS_PUBLISHED, Evaluator, is_measurable
+from .evaluate import AS_PUBLISHED, BEST_TEST_EPOCH, Evaluator, is_measurable
 from .model import Network
 from .optim import AveragedWeights, Optimizers, rate_factor
 from .progress import Progress, Quiet
@@ -257,14 +257,20 @@ class Training:
         last = position.epoch + 1 == config.epochs
         judge = self.test if config.protocol == "as-published" else self.val
         if judge and (last or (every and (position.epoch + 1) % every == 0)):
-            record |= {f"{judge.split}/{name}": value for name, value in self._figures(judge).items()}
+            record |= self._told(judge)
             self._keep_best(record[f"{judge.split}/{SELECT_BY}"], position.epoch + 1)
+        if config.watch_test and self.test and self.test is not judge:
+            record |= self._told(self.test)
         position.history.append(record)
         position.epoch, position.step, position.losses, position.seconds = position.epoch + 1, 0, {}, 0.0
         self.run.write_history(position.history)
         if last or self._saving_is_cheap():
             self.save()
         self.progress.epoch(record)
+
+    def _told(self, evaluator: Evaluator) -> dict[str, float]:
+        """Figures as history.jsonl has them."""
+        return {f"{evaluator.split}/{name}": value for name, value in self._figures(evaluator).items()}
 
     def _keep_best(self, score: float, epoch: int) -> None:
         """Under the protocols that choose an epoch: keep the best weights, and as published, go back to them."""
@@ -283,7 +289,13 @@ class Training:
         self.run.save_weights(state)
         self.network.load_state_dict(state)
         epoch = int(self.position.best.get("epoch", self.position.epoch))
-        self.run.write_metrics(self._final_figures(epoch) | {"epoch": epoch, "untrained": self.position.untrained})
+        figures = self._final_figures(epoch) | {"epoch": epoch, "untrained": self.position.untrained}
+        watched = [record for record in self.position.history if f"test/{SELECT_BY}" in record]
+        if self.config.train.watch_test and watched:
+            best = max(watched, key=lambda record: record[f"test/{SELECT_BY}"])
+            told = {name.removeprefix("test/"): value for name, value in best.items() if name.startswith("test/")}
+            figures["best_test_epoch"] = {"epoch": best["epoch"], "metrics": told, "warning": BEST_TEST_EPOCH}
+        self.run.write_metrics(figures)
         self.run.finish()
         return self.run
 

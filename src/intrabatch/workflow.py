@@ -36,6 +36,8 @@ def prepared_images(config: Config, skip_broken: bool, say: Callable[[str], None
     alone = singletons(split)
     if alone:
         say(f"{alone} classes have one image only: left out of training, kept in the gallery where there is no split")
+    if config.data.val_fraction and split.splits is not None and "val" not in split.splits:
+        say("no classes validate: data.val_fraction comes to fewer than two of them, so all but the test classes train")
     own = set() if images.splits is None else set(images.splits)
     for name in ("val", "test"):
         if name in own and not is_measurable(split, name):

@@ -9,7 +9,7 @@ Shapes: N images, H x W pixels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -44,6 +44,20 @@ class ArraySource:
         return image
 
 
+@dataclass(frozen=True)
+class RememberingSource:
+    """Another source, read once: for many trainings on the same images in one process, if memory holds them."""
+
+    source: Source
+    read_before: dict[tuple[str, int], NDArray[np.uint8]] = field(default_factory=dict)
+
+    def read(self, name: str, smallest_side: int = 0) -> NDArray[np.uint8]:
+        key = name, smallest_side
+        if key not in self.read_before:
+            self.read_before[key] = self.source.read(name, smallest_side)
+        return self.read_before[key]
+
+
 @dataclass(frozen=True, eq=False)
 class ImageSet:
     """Names, labels and classes of N images, their split and role if they have one, and the source of their pixels."""
@@ -59,10 +73,10 @@ class ImageSet:
     """For each image one of ROLES in evaluation: queries look among gallery images; None means both for all."""
 
     def __post_init__(self) -> None:
-        for field in ("labels", "splits", "roles"):
-            values = getattr(self, field)
+        for name in ("labels", "splits", "roles"):
+            values = getattr(self, name)
             if values is not None and len(values) != len(self.names):
-                raise DataError(f"image set: {len(values)} {field} for {len(self.names)} names; each image needs one")
+                raise DataError(f"image set: {len(values)} {name} for {len(self.names)} names; each image needs one")
 
     def __len__(self) -> int:
         return len(self.names)
@@ -97,13 +111,13 @@ def split_classes(images: ImageSet, val: float, test: float, seed: int) -> Image
     """Give whole classes to train, val and test at random; a class with one image becomes test gallery.
 
     Classes, not images, are split: evaluation is on classes never seen in training. `val` and `test` are
-    fractions of the classes that have at least two images. A non-zero fraction gets at least one class to validate and
-    at least two to test: among images of one class all neighbours are right, and the figures say nothing.
+    fractions of the classes that have at least two images. Among images of one class all neighbours are right, and the
+    figures say nothing: at least two classes test, and a fraction to validate that comes to one class holds none out.
     """
     sizes = images.class_sizes()
     usable = np.flatnonzero(sizes >= 2)
     num_test = max(2, round(test * len(usable))) if test > 0 else 0
-    num_val = max(1, round(val * len(usable))) if val > 0 else 0
+    num_val = round(val * len(usable)) if round(val * len(usable)) > 1 else 0
     if len(usable) - num_test - num_val < 2:
         raise DataError(
             f"{len(usable)} classes with two or more images are too few to split: {num_val} would validate, {num_test} "

@@ -44,7 +44,16 @@ def _require_source(config: DataConfig) -> None:
 
 
 def with_splits(images: ImageSet, config: DataConfig) -> ImageSet:
-    """The set with train, val and test: its own split where it has one, whole classes held out where it has none.
+    """The set with train, val and test, or without test where the settings hide it."""
+    split = _split(images, config)
+    if config.hide_test:
+        assert split.splits is not None
+        split = replace(split, splits=np.where(split.splits == "test", "", split.splits))
+    return split
+
+
+def _split(images: ImageSet, config: DataConfig) -> ImageSet:
+    """The set's own split where it has one, whole classes held out where it has none.
 
     Without a val split, some classes of the training half validate; test classes are never touched for that. Training
     classes with one image have nothing to be compared with: they are in no split.

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from multiprocessing import connection
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ import torch
 
 from .. import settings
 from ..config import Config, DataConfig
-from ..data.image_set import ImageSet
+from ..data.image_set import ImageSet, RememberingSource
 from ..ensembles import ensemble_figures, require_same_settings, student_run, trained_run
 from ..errors import ConfigError, IntrabatchError
 from ..progress import Progress, Quiet
@@ -138,7 +137,8 @@ def _finished(study: Study, trial: Trial, progress: Progress) -> Run:
 @lru_cache(maxsize=1)
 def _images(data: DataConfig) -> ImageSet:
     """The images with their split: read once for all rows on the same data."""
-    return prepared_images(replace(Config(), data=data), skip_broken=False, say=lambda text: None)
+    images = prepared_images(replace(Config(), data=data), skip_broken=False, say=lambda text: None)
+    return replace(images, source=RememberingSource(images.source))
 
 
 # Side by side
@@ -153,38 +153,44 @@ def _missing_trials(study: Study, planned: Sequence[Planned]) -> list[Trial]:
 
 
 def _side_by_side(study: Study, trials: Sequence[Trial], jobs: int, progress: Progress) -> None:
-    """Each training in a process of its own, `jobs` at a time; a stop lets all of them save first."""
-    waiting, running = list(trials), dict[SpawnProcess, Trial]()
+    """The trainings dealt to `jobs` processes, each of which reads images once; a stop lets all of them save first."""
     context = multiprocessing.get_context("spawn")
+    hands = [list(trials[number::jobs]) for number in range(min(jobs, len(trials)))]
+    processes = [context.Process(target=_train_in_turn, args=(study, hand, jobs)) for hand in hands]
     with stop_signals() as stopped:
-        while (waiting or running) and not stopped.is_set():
-            while waiting and len(running) < jobs:
-                trial = waiting.pop(0)
-                process = context.Process(target=_train_alone, args=(study, trial, jobs))
-                process.start()
-                running[process] = trial
-            connection.wait([process.sentinel for process in running], timeout=1)
-            for process in [process for process in running if not process.is_alive()]:
-                word = "failed" if process.exitcode else "done"
-                progress.say(f"{study.path(running.pop(process))}: {word}; {len(running) + len(waiting)} to go")
-        for process in running:
+        for process in processes:
+            process.start()
+        left = {study.path(trial) for trial in trials}
+        while any(process.is_alive() for process in processes) and not stopped.is_set():
+            connection.wait([process.sentinel for process in processes if process.is_alive()], timeout=1)
+            _tell_finished(left, progress)
+        for process in processes:
             process.terminate()
-        for process in running:
+        for process in processes:
             process.join()
     if stopped.is_set():
         raise KeyboardInterrupt
+    _tell_finished(left, progress)
 
 
-def _train_alone(study: Study, trial: Trial, jobs: int) -> None:
+def _tell_finished(left: set[Path], progress: Progress) -> None:
+    """Say which trainings are done since the last look, and take them from those that are left."""
+    for path in sorted(path for path in left if (path / "metrics.json").is_file()):
+        left.remove(path)
+        progress.say(f"{path}: done; {len(left)} to go")
+
+
+def _train_in_turn(study: Study, trials: Sequence[Trial], jobs: int) -> None:
     """In a process of its own, with its share of the processor. An error is told by the row, which tries again."""
     os.setpgrp()  # Ctrl-C goes to the first process alone, which tells this one once: a second time would not save
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
-    try:
-        _finished(study, trial, Quiet())
-    except IntrabatchError:
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    for trial in trials:
+        try:
+            _finished(study, trial, Quiet())
+        except IntrabatchError:
+            continue
+        except KeyboardInterrupt:
+            sys.exit(130)
 
 
 # The table
