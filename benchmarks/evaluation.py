@@ -254,7 +254,8 @@ def part_lines(part: dict[str, Any], here: dict[str, Any]) -> list[str]:
         times = [run[key] / np.mean([other[key] for other in ours]) for key in ("seconds", "cpu seconds")]
         ratio = "" if name.startswith("intrabatch") else f"{times[0]:.1f} ({times[1]:.1f})"
         cells = [name, f"{run['seconds']:.1f} ({every})", f"{run['cpu seconds']:.1f}", ratio]
-        lines.append(f"| {' | '.join(cells)} | {run['peak MiB']:.0f} | {figures} |")
+        memory = f"{run['peak MiB']:.0f}" if "peak MiB" in run else "not measured"
+        lines.append(f"| {' | '.join(cells)} | {memory} | {figures} |")
     for name, run in part["runs"].items():
         if run.get("phases"):
             shares = ", ".join(f"{key} {value:.1f}" for key, value in run["phases"].items())

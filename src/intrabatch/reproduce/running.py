@@ -251,12 +251,12 @@ def table_lines(table: Figures) -> list[str]:
 
 
 def _explained(table: Figures) -> str:
-    paper = f"the paper's on {table['paper_on']}" if table["paper_on"] else "the paper's"
+    paper = f"the paper's figure on {table['paper_on']}" if table["paper_on"] else "the paper's figure"
     interval = ""
     if table["seeds"] > 1:
         interval = f" Ours: mean of {table['seeds']} repetitions ± half of the 95 % t interval"
         interval += "; a gain is paired by seed."
-    return f"Each cell: {paper} figure / ours, in percent.{interval}"
+    return f"Each cell: {paper} / ours, in percent.{interval}"
 
 
 def _paper(row: Figures, name: str) -> str:
