@@ -196,7 +196,7 @@ def test_seeds_and_students(photos, trained, tmp_path, capsys):
 
 def test_a_student_of_other_data_is_refused(trained, photos, tmp_path, capsys):
     capsys.readouterr()
-    distil = ["distil", trained, "--how", "features", "--out", tmp_path / "student"]
+    distil = ["distil", trained, "--how", "features", "--quiet", "--out", tmp_path / "student"]
     line = mistake(capsys, *distil, "--set", "data.split_seed=3")
     assert "training classes, the teacher" in line and "give the data and split it was trained on" in line
     assert "no such folder or file" in mistake(capsys, *distil, "--set", "data.path=nowhere")
@@ -331,7 +331,7 @@ def test_a_checkpoint_that_does_not_fit(capsys, tmp_path, photos, monkeypatch):
 
 @pytest.mark.parametrize("option", ["--seeds", "--ensemble"])
 def test_no_seeds_are_not_one(capsys, tmp_path, photos, option):
-    assert f"{option} is 0" in mistake(capsys, "train", photos, option, "0", "--out", tmp_path / "r", *SMALL)
+    assert f"{option} is 0" in mistake(capsys, "train", photos, option, "0", "--quiet", "--out", tmp_path / "r", *SMALL)
     assert not (tmp_path / "r").exists()
 
 
