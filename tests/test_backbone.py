@@ -124,6 +124,16 @@ def test_weights_from_a_file(tmp_path):
         assert model.weights_from == f"the file {tmp_path / name}"
 
 
+def test_a_run_starts_from_the_backbone_of_another(tmp_path):
+    source = embedder(weights="none")
+    theirs = {f"embedder.{name}": tensor for name, tensor in source.state_dict().items()}
+    heads = {"loss.auxiliary.classify.weight": torch.zeros(3, 3)}
+    safetensors.torch.save_file({**theirs, **heads}, tmp_path / "weights.safetensors")
+    model = embedder(weights=str(tmp_path / "weights.safetensors"))
+    for name, tensor in source.backbone.state_dict().items():
+        assert torch.equal(model.backbone.state_dict()[name], tensor)
+
+
 def test_weights_that_do_not_fit(tmp_path):
     other = timm.create_model("resnet18")
     safetensors.torch.save_file(other.state_dict(), tmp_path / "resnet18.safetensors")

@@ -261,6 +261,8 @@ def test_mistakes_in_a_run_folder(capsys, tmp_path, trained):
     for name in ("environment.json", "classes.json", "metrics.json"):
         line = broken(f"list in {name}", lambda run, name=name: (run / name).write_text("3"))
         assert f"{name} holds a int, expected a" in line
+    line = broken("no epoch", lambda run: (run / "metrics.json").write_text("{}"))
+    assert "metrics.json has the epoch None, expected a whole number" in line
     assert "config.yaml cannot be read" in broken("latin", lambda run: (run / "config.yaml").write_bytes(b"\xff"))
     assert "is a file; name the run folder" in mistake(capsys, "evaluate", trained / "config.yaml")
     assert "unknown key 'trian'" in broken("typo", lambda run: (run / "config.yaml").write_text("trian: 5\n"))

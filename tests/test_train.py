@@ -283,7 +283,7 @@ def test_no_epoch_is_chosen_by_classes_that_are_not_there(tmp_path, protocol, sp
     without = split_classes(
         synthetic_images(12, 4, size=16, seed=0), 0.15 * (split != "val"), 0.25 * (split != "test"), seed=0
     )
-    message = f"train.protocol={protocol} chooses the epoch by {split} classes, but there is none with two images"
+    message = f"train.protocol={protocol} chooses the epoch by {split} classes, but that takes two of them"
     with pytest.raises(ConfigError, match=message):
         train(tiny_config(f"train.protocol={protocol}"), without, tmp_path / "run")
     assert not (tmp_path / "run").exists()

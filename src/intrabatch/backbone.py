@@ -184,7 +184,8 @@ def load_weights_file(backbone: Any, path: Path) -> None:
     """Load a .safetensors file or a plain state dict; a classifier in it is left aside, anything else must fit."""
     state = read_state(path)
     wanted = backbone.state_dict()
-    state = {key.removeprefix("module.").removeprefix("backbone."): value for key, value in state.items()}
+    for prefix in ("module.", "embedder.", "backbone."):  # of wrappers, and of a run's own weights.safetensors
+        state = {key.removeprefix(prefix): value for key, value in state.items()}
     missing = [key for key in wanted if key not in state and not key.endswith("num_batches_tracked")]
     if missing:
         raise WeightsError(

@@ -151,10 +151,10 @@ def _resumed(arguments: Namespace, display: Progress) -> Figures:
 
     run = Run.open(arguments.resume)
     if arguments.data:
-        run = Run(run.path, settings.update(run.config, {"data": {"path": _whole_path(arguments.data)}}), run.classes)
+        run = run.moved_to(_whole_path(arguments.data))
     images = resumed_images(run)
     if arguments.data:
-        run.moved_to(run.config.data.path)  # they were all there
+        run.save_config()  # not before: all of the images are there
     progress = Tracked(display, arguments.log_to, run.path, settings.as_mapping(run.config))
     go_on = resume_distil if is_student(run.path) else resume
     with _resumable(run.path):

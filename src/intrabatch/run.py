@@ -62,7 +62,7 @@ class Run:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"cannot make the run folder {path}: {error.strerror}") from None
-        run.write_text("config.yaml", settings.as_yaml(config))
+        run.save_config()
         run.write_json("classes.json", list(classes))
         run.write_text("splits.csv", splits_table(images))
         run.write_json("environment.json", environment(device))
@@ -87,10 +87,11 @@ class Run:
         return Run(path, settings.update(Config(), plain), tuple(map(str, classes)))
 
     def moved_to(self, data: str) -> Run:
-        """The same run of the same images, which are at `data` now; its config.yaml says so from here on."""
-        run = replace(self, config=settings.update(self.config, {"data": {"path": data}}))
-        run.write_text("config.yaml", settings.as_yaml(run.config))
-        return run
+        """The same run of the same images, which are at `data` now; `save_config` says so in its folder too."""
+        return replace(self, config=settings.update(self.config, {"data": {"path": data}}))
+
+    def save_config(self) -> None:
+        self.write_text("config.yaml", settings.as_yaml(self.config))
 
     def write_text(self, name: str, text: str) -> None:
         write_whole(self.path / name, lambda path: path.write_text(text, encoding="utf-8"))
@@ -150,8 +151,12 @@ class Run:
 
     def epoch(self) -> int:
         """The epoch whose weights were kept."""
-        path = self.path / "metrics.json"
-        return int(self.read_json("metrics.json").get("epoch", 0)) if path.is_file() else self.config.train.epochs
+        if not (self.path / "metrics.json").is_file():
+            return self.config.train.epochs
+        epoch = self.read_json("metrics.json").get("epoch")
+        if not isinstance(epoch, int):
+            raise RunError(f"{self.path}/metrics.json has the epoch {epoch!r}, expected a whole number; train anew")
+        return epoch
 
     def finish(self) -> None:
         (self.path / "checkpoint.pt").unlink(missing_ok=True)
