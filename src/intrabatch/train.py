@@ -86,7 +86,8 @@ def require_judge(config: Config, images: ImageSet) -> None:
     if split and not is_measurable(images, split):
         raise ConfigError(
             f"train.protocol={protocol} chooses the epoch by {split} classes, but that takes two of them, one with two "
-            f"images; set data.{split}_fraction above 0, bring a {split} split, or keep the last epoch: train.protocol=final"
+            f"images; set data.{split}_fraction above 0, bring a {split} split, or keep the last epoch: "
+            f"train.protocol=final"
         )
 
 
