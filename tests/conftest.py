@@ -1,5 +1,6 @@
 """What all tests share: a tiny run that trains in seconds, and one thread each when tests run side by side."""
 
+import signal
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,14 @@ from intrabatch.recipes import glyphs
 @pytest.fixture(autouse=True, scope="session")
 def few_threads():
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def ctrl_c_interrupts():
+    """Also where a shell started the tests in the background and told them to ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def tiny_config(*assignments: str) -> Config:
