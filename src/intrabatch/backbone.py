@@ -60,6 +60,7 @@ class Embedder(nn.Module):
         self.pool = None if config.pooling == "native" else Pool(config.pooling)
         features = int(self.backbone.num_features if self.pool else self.backbone.head_hidden_size)
         self.layer_norm = nn.LayerNorm(features, elementwise_affine=False) if config.layer_norm else nn.Identity()
+        self.num_features = features
         self.project = nn.Linear(features, config.dim)
         self.dim = config.dim
         self.frozen_batch_norm = config.batch_norm == "frozen"
@@ -69,9 +70,13 @@ class Embedder(nn.Module):
 
     def forward(self, images_B3HW: Tensor) -> Tensor:
         """Raw embeddings (B, D) of RGB images in 0..1."""
-        features_BS = self._features((images_B3HW - self.mean) / self.std)
-        embeddings_BD: Tensor = self.project(self.layer_norm(features_BS.float()))
+        embeddings_BD: Tensor = self.project(self.features(images_B3HW))
         return embeddings_BD
+
+    def features(self, images_B3HW: Tensor) -> Tensor:
+        """What the embedding layer reads."""
+        features_BS: Tensor = self.layer_norm(self._features((images_B3HW - self.mean) / self.std).float())
+        return features_BS
 
     def embed(self, images_B3HW: Tensor) -> Tensor:
         """Unit-length embeddings, as used for retrieval and clustering."""

@@ -11,7 +11,7 @@ from typing import Literal
 
 from .errors import ConfigError
 
-HeadKind = Literal["linear", "cosine", "proxy_anchor", "group", "batch_classes", "hierarchical"]
+HeadKind = Literal["linear", "cosine", "proxy_anchor", "multi_similarity", "group", "batch_classes", "hierarchical"]
 
 
 def require(holds: bool, message: str) -> None:
@@ -99,6 +99,8 @@ class BatchConfig:
     """P: different classes in a batch"""
     images: int = 9
     """K: images of each class in a batch"""
+    crops: int = 1
+    """how many of the K are random crops of one image"""
     redraw: bool = False
     """draw P and K anew every epoch among the factorisations of P x K (the released code does, on CUB)"""
 
@@ -152,6 +154,24 @@ class MessagesConfig:
     """dropout after attention and in the feed-forward layers"""
     attention_dropout: float = 0.1
     """dropout on attention weights (released code)"""
+    source: Literal["embedding", "features"] = "embedding"
+    """what is sent: the embedding, or the pooled features of the backbone before the embedding layer"""
+    dim: int | None = None
+    """numbers in a message; none for model.dim"""
+    scores: Literal["learned", "cosine"] = "learned"
+    """attention by learned queries and keys, or by the cosines of what is sent"""
+    temperature: float = 0.1
+    """cosine scores are divided by it"""
+    hear_self: bool = True
+    """a node listens to itself too"""
+    gate: bool = False
+    """messages are scaled by a learned number that starts at 0"""
+    proxies: bool = False
+    """the class proxies of the auxiliary head send messages too"""
+    memory: int = 0
+    """images of past batches that send messages too"""
+    gradient: float = 1.0
+    """share of the gradient that passes from messages to the backbone"""
     head_input: Literal["last", "all"] = "last"
     """what the head on refined features reads: the last step's features, or those of all steps concatenated
     (Cars196)"""
@@ -181,6 +201,20 @@ class LossConfig:
     """T of the head on refined features; none means the same as loss.temperature"""
     smoothing: float = 0.1
     """label smoothing"""
+    margin: float = 0.1
+    """Proxy Anchor"""
+    alpha: float = 32.0
+    """Proxy Anchor"""
+    shared_head: bool = False
+    """refined features are judged by the auxiliary head itself"""
+    imitation: float = 0.0
+    """weight of the divergence of similarities in a batch: the embedding's from the refined features'"""
+    imitation_temperature: float = 0.1
+    """similarities are divided by it before their softmax"""
+    agreement: float = 0.0
+    """weight of the divergence of class predictions: the embedding's from the refined features'"""
+    mixup: float = 0.0
+    """noise"""
     group_steps: int = 1
     """Group Loss: steps of replicator dynamics"""
     group_temperature: float = 24.0

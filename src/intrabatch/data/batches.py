@@ -38,7 +38,7 @@ class EpochPlan:
 
 def num_batches(num_images: int, batch: BatchConfig) -> int:
     """Steps in an epoch: as many whole batches as the images fill, and at least one."""
-    return max(1, num_images // batch.size)
+    return max(1, num_images // (batch.size // batch.crops))
 
 
 def plan_epoch(
@@ -46,7 +46,8 @@ def plan_epoch(
 ) -> EpochPlan:
     """The plan of one epoch."""
     classes, per_class = draw_factors(batch, len(np.unique(labels_N)), seed, epoch)
-    indices_SB = deal_batches(labels_N, classes, per_class, np.random.default_rng([seed, BATCHES, epoch]))
+    dealt = deal_batches(labels_N, classes, per_class // batch.crops, np.random.default_rng([seed, BATCHES, epoch]))
+    indices_SB = dealt.repeat(batch.crops, axis=1)
     rng = np.random.default_rng([seed, CROPS, epoch])
     sizes_M2 = sizes_N2[indices_SB.ravel()]
     shape = indices_SB.shape
