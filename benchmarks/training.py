@@ -30,7 +30,7 @@ from intrabatch.data.image_set import ImageSet
 from intrabatch.data.load import load_images, with_splits
 from intrabatch.data.pixels import open_pixels
 from intrabatch.progress import Quiet
-from intrabatch.recipes import cub, glyphs
+from intrabatch.recipes import cub_paper, glyphs
 from intrabatch.run import Run
 from intrabatch.steps import Recorded, Steps, compile_where_it_pays
 from intrabatch.train import Training, quick_convolutions
@@ -47,7 +47,7 @@ def configured(arguments: argparse.Namespace) -> Config:
     changes = ["optim.optimizer=adamw", "model.batch_norm=frozen", "data.val_fraction=0", "batch.redraw=false"]
     changes += [f"data.path={arguments.data}", f"model.weights={arguments.weights}", "model.caffe_stride=true"]
     changes += [f"train.device={arguments.device}", "train.epochs=4"]
-    return settings.override(cub(), changes)
+    return settings.override(cub_paper(), changes)
 
 
 class Timed(Quiet):

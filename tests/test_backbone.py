@@ -2,13 +2,14 @@
 
 import re
 
+import numpy as np
 import pytest
 import safetensors.torch
 import timm
 import torch
 
 from intrabatch import settings
-from intrabatch.backbone import LITE0, Embedder, Pool, load_weights_file, make_backbone, require_size
+from intrabatch.backbone import LITE0, Embedder, Pool, Whitening, load_weights_file, make_backbone, require_size
 from intrabatch.config import ModelConfig
 from intrabatch.errors import ConfigError, WeightsError
 from intrabatch.model import Network
@@ -37,6 +38,62 @@ def test_pooling_equals_its_formula(kind):
             gem = (sum(v**3 for v in values) / 4) ** (1 / 3)
             expected = {"avg": mean, "max": largest, "avg+max": mean + largest, "gem": gem}[kind]
             assert found[b, s].item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_largest_value_gets_all_of_its_gradient_also_where_it_stands_twice():
+    maps = torch.tensor([[[[1.0, 3.0], [3.0, 2.0]]]], requires_grad=True)
+    Pool("max")(maps).sum().backward()
+    assert sorted(maps.grad.flatten().tolist()) == [0, 0, 0, 1]
+
+
+def test_whitening_evens_out_the_directions_of_what_it_was_fitted_to():
+    torch.manual_seed(0)
+    seen = torch.randn(200, 6) @ torch.randn(6, 6) + 3
+    before = np.linalg.eigvalsh(np.cov(seen.numpy().T))
+    for share in (0.0, 0.125, 0.5):
+        whitening = Whitening(6)
+        assert torch.equal(whitening(seen), seen)
+        whitening.fit(seen, share)
+        after = whitening(seen).numpy()
+        spread = np.linalg.eigvalsh(np.cov(after.T))
+        assert after.mean(0) == pytest.approx(0, abs=1e-4)
+        assert spread / spread.sum() == pytest.approx(
+            before ** (1 - 2 * share) / (before ** (1 - 2 * share)).sum(), rel=1e-2
+        )
+
+
+def test_whitening_stands_flat_directions():
+    seen = torch.randn(20, 3) @ torch.randn(3, 8)
+    whitening = Whitening(8)
+    whitening.fit(seen, 0.5)
+    assert whitening(seen).isfinite().all()
+    whitening.fit(torch.zeros(5, 8), 0.5)
+    assert whitening(seen).isfinite().all()
+
+
+def test_whitening_is_part_of_the_unit_embedding_and_not_of_the_raw_one():
+    model, images = embedder(whiten=0.25), torch.rand(5, 3, 32, 32)
+    raw, unit = model(images), model.embed(images)
+    assert torch.allclose(unit, torch.nn.functional.normalize(raw, dim=-1), atol=1e-6)
+    model.whitening.fit(raw.detach(), 0.25)
+    assert torch.equal(model(images), raw) and not torch.allclose(model.embed(images), unit, atol=0.1)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.allclose(model.embed(images), model.embed(images[:2].repeat(3, 1, 1, 1))[:1], atol=2)
+        assert model.embed(images).dtype == torch.float32
+    assert {"whitening.centre_D", "whitening.turn_DD"} <= set(model.state_dict())
+    assert not any("whitening" in name for name in embedder().state_dict())
+
+
+def test_a_finer_feature_map():
+    images = torch.rand(1, 3, 64, 64)
+    for stride, side in ((32, 2), (16, 4), (8, 8)):
+        assert embedder(output_stride=stride).backbone.forward_features(images).shape[-1] == side
+    caffe = make_backbone(ModelConfig(backbone="resnet50", weights="none", caffe_stride=True, output_stride=16))
+    assert (caffe.layer3[0].conv1.stride, caffe.layer3[0].conv2.stride) == ((2, 2), (1, 1))
+    assert (caffe.layer4[0].conv1.stride, caffe.layer4[0].conv2.stride) == ((1, 1), (1, 1))
+    assert caffe.forward_features(images).shape[-1] == 4
+    with pytest.raises(ConfigError, match="'vit_tiny_patch16_224' cannot make a finer feature map; leave out"):
+        embedder(backbone="vit_tiny_patch16_224", output_stride=16)
 
 
 @pytest.mark.parametrize(
@@ -173,9 +230,9 @@ def test_caffe_stride_moves_the_stride_to_the_first_convolution():
     plain, moved = (make_backbone(ModelConfig(backbone="resnet50", caffe_stride=on)) for on in (False, True))
     assert plain.layer3[0].conv1.stride == (1, 1) and plain.layer3[0].conv2.stride == (2, 2)
     assert moved.layer3[0].conv1.stride == (2, 2) and moved.layer3[0].conv2.stride == (1, 1)
-    assert plain.forward_features(torch.rand(1, 3, 64, 64)).shape == moved.forward_features(
-        torch.rand(1, 3, 64, 64)
-    ).shape
+    assert (
+        plain.forward_features(torch.rand(1, 3, 64, 64)).shape == moved.forward_features(torch.rand(1, 3, 64, 64)).shape
+    )
     with pytest.raises(ConfigError, match=r"model.caffe_stride is for ResNets .* 'resnet10t'"):
         make_backbone(ModelConfig(backbone="resnet10t", caffe_stride=True))
 

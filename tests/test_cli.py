@@ -293,7 +293,7 @@ def test_resuming_elsewhere_and_after_the_images_moved(capsys, tmp_path, photos,
     shutil.copytree(photos, moved)
     monkeypatch.chdir(tmp_path)
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(Training, "_finish", lambda self: sys.exit())
+        patch.setattr(Training, "_finish", lambda *_: sys.exit())
         main(["train", "photos", "--out", "run", "--quiet", *SMALL])
     monkeypatch.chdir("/")
     moved.rename(tmp_path / "new place")
@@ -317,7 +317,7 @@ def test_a_checkpoint_that_does_not_fit(capsys, tmp_path, photos, monkeypatch):
 
     run = tmp_path / "run"
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(Training, "_finish", lambda self: sys.exit())
+        patch.setattr(Training, "_finish", lambda *_: sys.exit())
         main(["train", str(photos), "--out", str(run), "--quiet", *SMALL])
     shutil.copytree(run, tmp_path / "wider")
     text = (run / "config.yaml").read_text()

@@ -12,15 +12,17 @@ from conftest import tiny_images
 
 from intrabatch.cli import main, make_parser
 from intrabatch.commands import configured
-from intrabatch.data.image_set import RememberingSource
 from intrabatch.errors import ConfigError, DataError, RunError
 from intrabatch.progress import Quiet
 from intrabatch.recipes import get_recipe
 from intrabatch.reproduce import list_tables, make_study, plan, plan_lines, reproduce, running, table_lines
+from intrabatch.reproduce.study import LONGEST_NAME, Trial
 from intrabatch.reproduce.tables import TABLES, Row, Table
+from intrabatch.reproduce.written import row_of
 from intrabatch.run import Run
 from intrabatch.settings import override
 from intrabatch.trained import Trained
+from intrabatch.workflow import prepared_images
 
 TINY = [
     "image.crop=16", "image.resize=16", "model.dim=16", "batch.classes=3", "batch.images=2", "train.epochs=1",
@@ -31,7 +33,7 @@ TINY = [
 @pytest.fixture(autouse=True)
 def tiny_glyphs(monkeypatch):
     """Small squares instead of letters."""
-    monkeypatch.setattr(running, "_images", lambda data: tiny_images())
+    monkeypatch.setattr(running, "_images", lambda *_: tiny_images())
 
 
 def tiny_study(out, name="glyphs", seeds=1, **others):
@@ -55,11 +57,11 @@ def test_rows_are_those_of_the_paper():
     counts = {name: len(table.rows) for name, table in TABLES.items()}
     assert counts == {
         "training-losses": 8, "main": 4, "ensembles": 21, "embedding-sizes": 20, "larger-images": 8, "test-time": 24,
-        "no-test-feedback": 8, "glyphs": 9,
+        "no-test-feedback": 8, "cub": 5, "cub-choice": 13, "glyphs": 9,
     }  # fmt: skip
     assert list(list_tables()) == list(counts)
     found = {(name, row.name, row.recipe): row.paper for name, table in TABLES.items() for row in table.rows}
-    assert found["training-losses", "cross-entropy only", "cub"] == {"recall@1": 67.5, "nmi": 69.8}
+    assert found["training-losses", "cross-entropy only", "cub_paper"] == {"recall@1": 67.5, "nmi": 69.8}
     assert found["main", "both", "inshop"] == {
         "recall@1": 92.8,
         "recall@10": 98.5,
@@ -70,7 +72,7 @@ def test_rows_are_those_of_the_paper():
     assert found["ensembles", "ensemble of 5", "inshop"] == {"recall@1": 93.4}
     assert found["test-time", "student of relations", "cars196"] == {"recall@1": 84.7, "nmi": 70.5}
     assert found["ensembles", "Group Loss, ensemble of 5", "cars196"] == {"recall@1": 88.0, "nmi": 74.2}
-    assert found["no-test-feedback", "chosen without them", "cub"] == {"recall@1": 67.1}
+    assert found["no-test-feedback", "chosen without them", "cub_paper"] == {"recall@1": 67.1}
     assert found["no-test-feedback", "chosen by the test classes", "inshop"] == {"recall@1": 92.8}
     assert found["larger-images", "227 pixels", "sop"] == {"recall@1": 81.4, "nmi": 92.6}
     assert found["larger-images", "256 pixels", "cars196_256"] == {"recall@1": 90.2, "nmi": 75.4}
@@ -92,13 +94,31 @@ def test_every_row_is_a_configuration_a_file_and_folders_of_its_own(name, tmp_pa
 
 
 def test_only_rows_without_test_feedback_hold_classes_out(tmp_path):
-    for name in set(TABLES) - {"glyphs"}:
+    for name in set(TABLES) - {"glyphs", "cub-choice"}:
         study = make_study(name, tmp_path, tmp_path)
         for one in plan(study):
             config = study.config(one.repetitions[0][0])
             protocols = {"chosen without them": (0.1, "validation"), "chosen by the test classes": (0, "as-published")}
             expected = protocols.get(one.row.name, (0, "final")) if name == "no-test-feedback" else (0, "final")
             assert (config.data.val_fraction, config.train.protocol) == expected
+
+
+def test_choosing_reads_no_test_image_and_the_chosen_recipe_is_one_of_those_tried(tmp_path):
+    study = make_study("cub-choice", tmp_path, tmp_path)
+    configs = [study.config(study.repetitions(row)[0][0]) for row in study.table.rows]
+    assert all(config.data.hide_test and config.data.val_fraction == 0.5 for config in configs)
+    assert not any(config.train.watch_test for config in configs)
+    final = make_study("cub", tmp_path, tmp_path)
+    ours = final.config(final.repetitions(final.table.rows[-1])[0][0])
+    tried = [replace(config, data=ours.data, train=ours.train) for config in configs]
+    assert ours in tried and ours.loss.messages
+    assert replace(ours, loss=replace(ours.loss, messages=0.0)) in tried
+
+
+def test_long_settings_make_no_long_folder_names():
+    changes = tuple(f"optim.milestones=[{i}]" for i in range(20))
+    names = [Trial("cub", (*changes, last), 0).folder.parts[1] for last in ("model.dim=64", "model.dim=128")]
+    assert all(len(name) == LONGEST_NAME for name in names) and names[0] != names[1]
 
 
 def test_repetitions_share_no_run_and_begin_alike(tmp_path):
@@ -154,28 +174,28 @@ def test_a_plan_for_a_person_says_each_command_once(tmp_path):
 
 
 PAPER = """
-training-losses, cub cars196
+training-losses, cub_paper cars196
 cross-entropy only & 67.5 & 69.8 & 84.2 & 68.7
 message passing only & 68.1 & 72.0 & 87.2 & 72.1
 both & 70.3 & 74.0 & 88.1 & 74.8
 both, messages at test time & 70.8 & 74.5 & 88.6 & 76.2
-ensembles, cub cars196 sop inshop
+ensembles, cub_paper cars196 sop inshop
 Group Loss & 65.5 & 69.0 & 85.6 & 72.7 & 75.7 & 91.1
 ensemble of 1 & 70.3 & 74.0 & 88.1 & 74.8 & 81.4 & 92.6 & 92.8
 Group Loss, ensemble of 2 & 65.8 & 68.5 & 86.2 & 72.6 & 75.9 & 91.1
 ensemble of 2 & 72.2 & 74.3 & 90.9 & 74.9 & 81.8 & 92.7 & 92.9
 Group Loss, ensemble of 5 & 66.9 & 70.0 & 88.0 & 74.2 & 76.3 & 91.1
 ensemble of 5 & 73.1 & 74.4 & 91.5 & 75.4 & 82.1 & 92.8 & 93.4
-embedding-sizes, cub cars196 sop inshop
+embedding-sizes, cub_paper cars196 sop inshop
 64 numbers & 61.8 & 68.8 & 76.3 & 68.1 & 73.8 & 91.2 & 87.5
 128 numbers & 65.1 & 69.3 & 81.6 & 69.4 & 79.1 & 92.3 & 91.3
 256 numbers & 68.4 & 73.4 & 86.3 & 72.1 & 80.8 & 92.6 & 92.5
 512 numbers & 70.3 & 74.0 & 88.1 & 74.8 & 81.4 & 92.6 & 92.8
 1024 numbers & 71.8 & 72.8 & 89.5 & 75.0 & 81.4 & 92.5 & 91.7
-larger-images, cub cars196 sop inshop
+larger-images, cub_paper cars196 sop inshop
 227 pixels & 70.3 & 74.0 & 88.1 & 74.8 & 81.4 & 92.6 & 92.8
 256 pixels & 71.7 & 74.3 & 90.2 & 75.4 & 81.7 & 92.3 & 92.9
-test-time, cub cars196
+test-time, cub_paper cars196
 backbone only & 70.3 & 74.0 & 88.1 & 74.8
 k-means & 66.1 & 69.6 & 85.1 & 70.5
 ward & 67.9 & 68.8 & 86.6 & 69.5
@@ -197,7 +217,7 @@ def test_every_figure_of_the_papers_tables():
         (name, row.name, row.recipe.removesuffix("_256")): row.paper
         for name, table in TABLES.items()
         for row in table.rows
-        if name in PAPER
+        if f"\n{name}," in PAPER
     }
     expected = {}
     for line in PAPER.strip().splitlines():
@@ -319,7 +339,7 @@ def test_missing_data_is_a_row_that_was_not_run(tmp_path, monkeypatch):
         said
         == f"put the data set CUB-200-2011 at {tmp_path}/data/cub; it is at https://www.vision.caltech.edu/datasets/cub_200_2011/"
     )
-    assert "| cub | both | 70.3 / – | 80.3 / – |" in (tmp_path / "main.md").read_text()
+    assert "| cub_paper | both | 70.3 / – | 80.3 / – |" in (tmp_path / "main.md").read_text()
     (tmp_path / "data" / "CUB_200_2011").mkdir(parents=True)
     study = make_study("main", tmp_path / "data", tmp_path)
     assert plan(study)[0].problem == "" and plan(study)[1].problem.startswith("put the data set Cars196 at")
@@ -328,22 +348,38 @@ def test_missing_data_is_a_row_that_was_not_run(tmp_path, monkeypatch):
     assert reproduce(study)["rows"][0]["not_run"] == "the copy is incomplete"
 
 
-def incomplete(data):
+def incomplete(*_):
     raise DataError("the copy is incomplete")
 
 
-def test_images_are_decoded_once(monkeypatch):
-    read = []
+def test_images_are_checked_and_decoded_once_for_all_processes(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    config = get_recipe("glyphs")
+    small = override(config, ["data.glyph_classes=4", "data.glyph_images=2", "data.glyph_size=24", "data.path=glyphs"])
+    prepared = []
 
-    class Counting:
-        def read(self, name, smallest_side=0):
-            read.append((name, smallest_side))
-            return tiny_images().source.read(name, smallest_side)
+    def counted(*arguments, **more):
+        prepared.append(arguments)
+        return prepared_images(*arguments, **more)
 
-    counted = replace(tiny_images(), source=RememberingSource(Counting()))
-    for _ in range(2):
-        assert (counted.only("val").read(1, 16) == tiny_images().only("val").read(1)).all()
-    assert len(read) == 1
+    monkeypatch.setattr(running, "prepared_images", counted)
+    first = running._images(small, tmp_path)
+    running._images_of.cache_clear()  # as in another process
+    second = running._images(small, tmp_path)
+    assert len(prepared) == 1 and second.names == first.names and len(set(second.splits)) == 3
+    side = small.image.resize
+    assert (second.read(0, side) == prepared_images(small, False, print).read(0, side)).all()
+    running._images_of.cache_clear()
+
+
+def test_decoded_images_go_when_the_study_ends(tmp_path, two_rows, monkeypatch):
+    monkeypatch.undo()
+    tiny = Table("one row", (Row("both", "glyphs"),))
+    monkeypatch.setitem(TABLES, "one", tiny)
+    changes = [*TINY, "data.glyph_classes=6", "data.glyph_images=4"]
+    table = reproduce(make_study("one", tmp_path, tmp_path, 1, changes))
+    assert "recall@1" in table["rows"][0]["ours"] and table["rows"][0]["seconds"][0] > 0
+    assert not (tmp_path / "packed").exists()
 
 
 def test_trainings_side_by_side(tmp_path, monkeypatch):
@@ -379,7 +415,7 @@ def test_means_intervals_and_gains_paired_by_seed():
     both = {"row": "both", "recipe": "cub", "paper": {"recall@1": 70.3}, "protocol": protocol}
     both["metrics"] = [{"recall@1": 0.5}, {"recall@1": 0.6}]
     other = both | {"row": "other", "paper": None, "metrics": [{"recall@1": 0.45}, {"recall@1": 0.57}]}
-    rows = [running._row(one, ["recall@1"], both) for one in (both, other)]
+    rows = [row_of(one, ["recall@1"], both) for one in (both, other)]
     t = 12.706204736432095  # Student's t, 1 degree of freedom, 97.5 %
     assert rows[0]["ours"]["recall@1"] == pytest.approx({"mean": 55, "half": t * 5})
     assert "gain" not in rows[0]
@@ -398,11 +434,24 @@ def test_means_intervals_and_gains_paired_by_seed():
     assert lines[-1] == "Made by `intrabatch reproduce x --seeds 2 --set train.epochs=3`."
 
 
+def test_the_best_test_epoch_stands_apart():
+    protocol = {"epoch_chosen": "the last", "epochs": 3, "num_classes": 9, "split": "val"}
+    row = {"row": "both", "recipe": "cub", "paper": None, "protocol": protocol, "seconds": [60.0, 120.0]}
+    row |= {"metrics": [{"recall@1": 0.5}, {"recall@1": 0.6}], "best_test": [0.6, 0.7]}
+    written = {"table": "x", "about": "", "figures": ["recall@1"], "paper_on": "", "baseline": "", "seeds": 2}
+    lines = table_lines(written | {"changes": [], "jobs": 3, "rows": [row_of(row, ["recall@1"], None)]})
+    assert lines[4].endswith("| recall@1 of the best TEST epoch: to stand beside papers that choose so, no result |")
+    assert lines[6] == ("| cub | both | – / 55.0 ± 63.5 | the last of 3 epochs, 9 validation classes | 65.0 ± 63.5 |")
+    assert lines[-2] == "Made by `intrabatch reproduce x --seeds 2 --jobs 3`."
+    assert lines[-1] == "Minutes of training, evaluation left out: both 1.5."
+
+
 def test_a_report_goes_where_it_is_asked_for(tmp_path, two_rows, monkeypatch):
     monkeypatch.setattr(
         running, "_measured", lambda *_: {"metrics": {"recall@1": 0.5, "nmi": 0.25}, "protocol": PROTOCOL}
     )
     monkeypatch.setattr(running, "_environment", lambda path: ENVIRONMENT)
+    monkeypatch.setattr(running, "_seconds", lambda path: 90.0)
     study = tiny_study(tmp_path, "two", report=tmp_path / "docs" / "two.md")
     reproduce(study)
     assert "| glyphs | both | 70.3 / 50.0 | – / 25.0 |" in (tmp_path / "docs" / "two.md").read_text()
@@ -412,6 +461,7 @@ def test_a_report_goes_where_it_is_asked_for(tmp_path, two_rows, monkeypatch):
         .endswith(
             "intrabatch 0.1 (commit 0123456, with uncommitted changes), torch 2.4, Linux, device cpu, "
             "1 thread a training.\n"
+            "Minutes of training, evaluation left out: both 1.5, cross-entropy 1.5.\n"
         )
     )
     assert json.loads((tmp_path / "docs" / "two.json").read_text())["table"] == "two"

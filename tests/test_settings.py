@@ -119,7 +119,7 @@ def test_unknown_recipe_names_the_nearest():
 
 
 PUBLISHED = {  # P, K, learning rate, weight decay, T, L, M, what the head reads, K of Recall@K
-    "cub": (6, 9, 1.5636637e-4, 6.06e-6, 0.2, 1, 2, "last", (1, 2, 4, 8)),
+    "cub_paper": (6, 9, 1.5636637e-4, 6.06e-6, 0.2, 1, 2, "last", (1, 2, 4, 8)),
     "cars196": (10, 7, 3.668324e-4, 2.55e-9, 0.11111, 2, 8, "all", (1, 2, 4, 8)),
     "sop": (15, 6, 2.4724717e-4, 2.77e-13, 0.60469, 1, 8, "last", (1, 10, 100, 1000)),
     "inshop": (14, 4, 1.1265975e-4, 1.06e-7, 0.18591, 1, 4, "last", (1, 10, 20, 30, 40)),
@@ -135,10 +135,10 @@ def test_published_settings_are_those_of_the_paper(name, larger):
     found += (messages.steps, messages.heads, messages.head_input, config.evaluation.recall_at)
     assert found == PUBLISHED[name]
     assert (optim.optimizer, optim.schedule, optim.milestones, optim.head_factor) == ("radam", "step", (30,), 1)
-    assert (config.train.epochs, config.train.protocol, batch.redraw) == (70, "final", name == "cub")
+    assert (config.train.epochs, config.train.protocol, batch.redraw) == (70, "final", name == "cub_paper")
     assert (loss.auxiliary, loss.messages, loss.smoothing, loss.messages_temperature) == (1, 1, 0.1, None)
     model, image = config.model, config.image
     assert (model.backbone, model.dim, model.pooling, model.batch_norm) == ("resnet50", 512, "max", "trained")
     assert (image.crop, image.resize) == ((256, 288) if larger else (227, 256))
     assert (image.min_scale, image.max_scale, image.flip, image.erase, image.colour) == (0.08, 1, 0.5, 0.5, 0)
-    assert config.data.source == name
+    assert config.data.source == name.removesuffix("_paper")

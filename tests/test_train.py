@@ -16,6 +16,7 @@ from intrabatch.errors import ConfigError, DeviceError, NonFiniteError, RunError
 from intrabatch.progress import Quiet
 from intrabatch.run import Run
 from intrabatch.train import RELOADED_AFTER, Interrupted, Training, resume, train
+from intrabatch.trained import Trained
 from intrabatch.workflow import figure_lines
 
 CPU = torch.device("cpu")
@@ -60,8 +61,8 @@ def test_a_run_leaves_everything_in_its_folder(tmp_path, config, images):
     assert again.config == config and again.classes == images.only("train").classes
     history = again.history()
     assert [record["epoch"] for record in history] == [1, 2]
-    expected = {"loss", "loss/auxiliary", "loss/messages", "learning_rate", "images_per_second", "val/recall@1"}
-    assert expected <= set(history[0])
+    assert {"loss", "loss/auxiliary", "loss/messages", "learning_rate", "val/recall@1"} <= set(history[0])
+    assert history[0]["images_per_second"] > 0 and history[0]["seconds"] > 0
     figures = again.read_json("metrics.json")
     assert {"recall@1", "map@r", "nmi"} <= set(figures["metrics"]) and figures["epoch"] == 2
     assert "recall@1" in figures["untrained"] and figures["protocol"]["classes_seen_in_training"] == 0
@@ -92,7 +93,7 @@ def test_stopped_and_resumed_equals_uninterrupted(tmp_path, images, number, opti
     assert stop.value.run.path == tmp_path / "stopped"
     resumed = resume(tmp_path / "stopped", images)
     assert same(weights(whole), weights(resumed))
-    drop = {"images_per_second"}
+    drop = {"images_per_second", "seconds"}
     for left, right in zip(whole.history(), resumed.history(), strict=True):
         assert {k: v for k, v in left.items() if k not in drop} == {k: v for k, v in right.items() if k not in drop}
     assert whole.read_json("metrics.json")["metrics"] == resumed.read_json("metrics.json")["metrics"]
@@ -251,6 +252,31 @@ def test_watching_the_test_classes_chooses_nothing(tmp_path, images):
     best = right["best_test_epoch"]
     assert best["metrics"]["recall@1"] == max(scores) and best["epoch"] == int(np.argmax(scores)) + 1
     assert best["warning"].startswith("chosen by the TEST classes")
+
+
+def test_the_test_classes_are_watched_when_validation_is_due(tmp_path, images):
+    changes = ("train.epochs=5", "train.watch_test=true", "train.validate_every=2")
+    history = train(tiny_config(*changes), images, tmp_path / "run").history()
+    for split in ("val", "test"):
+        assert [record["epoch"] for record in history if f"{split}/recall@1" in record] == [2, 4, 5]
+
+
+def test_whitening_is_learned_from_training_images_and_kept_with_the_weights(tmp_path, images):
+    plain = train(tiny_config("train.epochs=2"), images, tmp_path / "plain")
+    run = train(tiny_config("train.epochs=2", "model.whiten=0.5"), images, tmp_path / "run")
+    left, right = weights(plain), weights(run)
+    assert all(torch.equal(tensor, right[name]) for name, tensor in left.items())
+    trained = Trained.open(run.path, "cpu")
+    whitened = trained.vectors(images.only("train"))
+    raw = trained.vectors(images.only("train"), unit=False).astype(np.float64)
+    values, directions = np.linalg.eigh(np.cov(raw.T, bias=True))
+    values = values.clip(1e-6 * values.max())
+    expected = (raw - raw.mean(0)) @ (directions / values**0.5 @ directions.T)
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    assert np.abs(whitened - expected).max() < 1e-3
+    again = trained.evaluate(images.only("test"), "test")["metrics"]
+    assert again == pytest.approx(run.read_json("metrics.json")["metrics"])
+    assert left.keys() < right.keys()
 
 
 def test_without_test_images_the_figures_are_of_the_validation_classes(tmp_path, images):

@@ -42,9 +42,36 @@ class Pool(nn.Module):
             return map_BSHW.clamp(min=1e-6).pow(self.power).mean((-2, -1)).pow(1 / self.power)
         if self.kind == "avg":
             return map_BSHW.mean((-2, -1))
-        if self.kind == "max":
-            return map_BSHW.amax((-2, -1))
-        return map_BSHW.mean((-2, -1)) + map_BSHW.amax((-2, -1))
+        # The gradient goes to the place found here: compiled, amax looks for its maximum again in numbers rounded
+        # otherwise, and where it finds none the gradient is 0 / 0.
+        largest_BS = map_BSHW.flatten(2).max(-1).values
+        return largest_BS if self.kind == "max" else map_BSHW.mean((-2, -1)) + largest_BS
+
+
+class Whitening(nn.Module):
+    """Evens out the directions of an embedding: vectors are centred, and each principal direction of the training
+    images is divided by its deviation to the power of twice a share. Until it is fitted it changes nothing."""
+
+    centre_D: Tensor
+    turn_DD: Tensor
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("centre_D", torch.zeros(dim))
+        self.register_buffer("turn_DD", torch.eye(dim))
+
+    def forward(self, embeddings_BD: Tensor) -> Tensor:
+        with torch.autocast(embeddings_BD.device.type, enabled=False):
+            return (embeddings_BD.float() - self.centre_D) @ self.turn_DD
+
+    def fit(self, embeddings_ND: Tensor, share: float) -> None:
+        """Learn centre and directions from raw embeddings of training images."""
+        values_ND = embeddings_ND.double()
+        centre_D = values_ND.mean(0)
+        spread_D, directions_DD = torch.linalg.eigh((values_ND - centre_D).T.cov(correction=0))
+        scale_D = spread_D.clamp(min=max(1e-6 * float(spread_D.max()), 1e-12)) ** -share
+        self.centre_D.copy_(centre_D)
+        self.turn_DD.copy_(directions_DD * scale_D @ directions_DD.T)
 
 
 class Embedder(nn.Module):
@@ -60,8 +87,8 @@ class Embedder(nn.Module):
         self.pool = None if config.pooling == "native" else Pool(config.pooling)
         features = int(self.backbone.num_features if self.pool else self.backbone.head_hidden_size)
         self.layer_norm = nn.LayerNorm(features, elementwise_affine=False) if config.layer_norm else nn.Identity()
-        self.num_features = features
         self.project = nn.Linear(features, config.dim)
+        self.whitening = Whitening(config.dim) if config.whiten else None
         self.dim = config.dim
         self.frozen_batch_norm = config.batch_norm == "frozen"
         for name in ("mean", "std"):
@@ -70,17 +97,16 @@ class Embedder(nn.Module):
 
     def forward(self, images_B3HW: Tensor) -> Tensor:
         """Raw embeddings (B, D) of RGB images in 0..1."""
-        embeddings_BD: Tensor = self.project(self.features(images_B3HW))
+        features_BS = self._features((images_B3HW - self.mean) / self.std)
+        embeddings_BD: Tensor = self.project(self.layer_norm(features_BS.float()))
         return embeddings_BD
-
-    def features(self, images_B3HW: Tensor) -> Tensor:
-        """What the embedding layer reads."""
-        features_BS: Tensor = self.layer_norm(self._features((images_B3HW - self.mean) / self.std).float())
-        return features_BS
 
     def embed(self, images_B3HW: Tensor) -> Tensor:
         """Unit-length embeddings, as used for retrieval and clustering."""
-        return F.normalize(self(images_B3HW).float(), dim=-1)
+        embeddings_BD: Tensor = self(images_B3HW).float()
+        if self.whitening is not None:
+            embeddings_BD = self.whitening(embeddings_BD)
+        return F.normalize(embeddings_BD, dim=-1)
 
     def train(self, mode: bool = True) -> Embedder:
         super().train(mode)
@@ -109,7 +135,15 @@ def make_backbone(config: ModelConfig) -> Any:
     name = ALIASES.get(config.backbone, config.backbone)
     if not timm.is_model(name):
         raise ConfigError(f"unknown model.backbone '{config.backbone}'{_nearest_backbone(name)}")
-    backbone = timm.create_model(name, pretrained=False, num_classes=0)
+    finer = {} if config.output_stride == 32 else {"output_stride": config.output_stride}
+    try:
+        backbone = timm.create_model(name, pretrained=False, num_classes=0, **finer)
+    except (TypeError, NotImplementedError, AssertionError):
+        if not finer:
+            raise
+        raise ConfigError(
+            f"model.backbone '{config.backbone}' cannot make a finer feature map; leave out model.output_stride"
+        ) from None
     if config.caffe_stride:
         _move_stride(backbone, config.backbone)
     return backbone
@@ -136,7 +170,7 @@ def _move_stride(backbone: Any, name: str) -> None:
     if not (hasattr(backbone, "layer4") and hasattr(backbone.layer2[0], "conv3")):
         raise ConfigError(f"model.caffe_stride is for ResNets with bottleneck blocks; model.backbone is '{name}'")
     for layer in (backbone.layer2, backbone.layer3, backbone.layer4):
-        layer[0].conv1.stride, layer[0].conv2.stride = (2, 2), (1, 1)
+        layer[0].conv1.stride, layer[0].conv2.stride = layer[0].conv2.stride, (1, 1)
 
 
 def load_pretrained(backbone: Any, config: ModelConfig) -> str:

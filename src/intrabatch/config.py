@@ -11,7 +11,7 @@ from typing import Literal
 
 from .errors import ConfigError
 
-HeadKind = Literal["linear", "cosine", "proxy_anchor", "multi_similarity", "group", "batch_classes", "hierarchical"]
+HeadKind = Literal["linear", "cosine", "proxy_anchor", "group", "batch_classes", "hierarchical"]
 
 
 def require(holds: bool, message: str) -> None:
@@ -99,8 +99,6 @@ class BatchConfig:
     """P: different classes in a batch"""
     images: int = 9
     """K: images of each class in a batch"""
-    crops: int = 1
-    """how many of the K are random crops of one image"""
     redraw: bool = False
     """draw P and K anew every epoch among the factorisations of P x K (the released code does, on CUB)"""
 
@@ -123,15 +121,22 @@ class ModelConfig:
     """ResNets: stride in the first 1x1 convolution of a block, as the original (Caffe and Keras) weights need"""
     pooling: Literal["avg", "max", "avg+max", "gem", "native"] = "max"
     """how the feature map becomes a vector; native leaves it to timm's model (transformers)"""
+    output_stride: Literal[32, 16, 8] = 32
+    """pixels of the image to a step of the backbone's last feature map; 16 makes the map twice as fine and training
+    about half as slow again (convolutional networks)"""
     layer_norm: bool = False
     """normalise the pooled features (no learned scale or shift) before the embedding layer"""
     dim: int = 512
     """numbers in an embedding"""
     batch_norm: Literal["trained", "frozen"] = "trained"
     """frozen keeps the backbone's batch-norm statistics and scales as they came"""
+    whiten: float = 0.0
+    """after training, the spread of embeddings along each principal direction of the training images is divided by its
+    power 2 x this; 0.5 makes all directions count alike, 0 leaves them as they are"""
 
     def __post_init__(self) -> None:
         require(self.dim >= 1, f"model.dim is {self.dim}; expected at least 1")
+        require(0 <= self.whiten <= 0.5, f"model.whiten is {self.whiten}; expected 0 to 0.5")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,24 +159,6 @@ class MessagesConfig:
     """dropout after attention and in the feed-forward layers"""
     attention_dropout: float = 0.1
     """dropout on attention weights (released code)"""
-    source: Literal["embedding", "features"] = "embedding"
-    """what is sent: the embedding, or the pooled features of the backbone before the embedding layer"""
-    dim: int | None = None
-    """numbers in a message; none for model.dim"""
-    scores: Literal["learned", "cosine"] = "learned"
-    """attention by learned queries and keys, or by the cosines of what is sent"""
-    temperature: float = 0.1
-    """cosine scores are divided by it"""
-    hear_self: bool = True
-    """a node listens to itself too"""
-    gate: bool = False
-    """messages are scaled by a learned number that starts at 0"""
-    proxies: bool = False
-    """the class proxies of the auxiliary head send messages too"""
-    memory: int = 0
-    """images of past batches that send messages too"""
-    gradient: float = 1.0
-    """share of the gradient that passes from messages to the backbone"""
     head_input: Literal["last", "all"] = "last"
     """what the head on refined features reads: the last step's features, or those of all steps concatenated
     (Cars196)"""
@@ -201,20 +188,10 @@ class LossConfig:
     """T of the head on refined features; none means the same as loss.temperature"""
     smoothing: float = 0.1
     """label smoothing"""
-    margin: float = 0.1
-    """Proxy Anchor"""
-    alpha: float = 32.0
-    """Proxy Anchor"""
-    shared_head: bool = False
-    """refined features are judged by the auxiliary head itself"""
-    imitation: float = 0.0
-    """weight of the divergence of similarities in a batch: the embedding's from the refined features'"""
-    imitation_temperature: float = 0.1
-    """similarities are divided by it before their softmax"""
-    agreement: float = 0.0
-    """weight of the divergence of class predictions: the embedding's from the refined features'"""
-    mixup: float = 0.0
-    """noise"""
+    proxy_anchor_alpha: float = 32.0
+    """Proxy Anchor: how much more hard images count; its authors' 32"""
+    proxy_anchor_margin: float = 0.1
+    """Proxy Anchor: cosines are to be this far from zero, on either side"""
     group_steps: int = 1
     """Group Loss: steps of replicator dynamics"""
     group_temperature: float = 24.0
@@ -223,7 +200,7 @@ class LossConfig:
     def __post_init__(self) -> None:
         require(self.auxiliary >= 0 and self.messages >= 0, "loss.auxiliary and loss.messages must not be negative")
         require(self.auxiliary + self.messages > 0, "loss.auxiliary and loss.messages are both 0; nothing to train")
-        for name in ("temperature", "messages_temperature", "group_temperature"):
+        for name in ("temperature", "messages_temperature", "group_temperature", "proxy_anchor_alpha"):
             value = getattr(self, name)
             require(value is None or value > 0, f"loss.{name} is {value}; expected above 0")
         require_at_least(1, "loss", group_steps=self.group_steps)
@@ -284,8 +261,8 @@ class TrainConfig:
     """which epoch's weights are kept: the last (final), the one best on the validation classes, or, only to compare
     with the paper, the one best on the TEST classes, reloaded after epochs 30 and 50 (as-published)"""
     watch_test: bool = False
-    """measure the test classes after every epoch too; they choose nothing, and metrics.json names the best such epoch
-    apart, as papers report it"""
+    """measure the test classes on the way too, after the epochs that validate; they choose nothing, and metrics.json
+    names the best such epoch apart, as papers report it"""
     save_minutes: float = 10.0
     """a checkpoint is written after every epoch that takes longer than writing it, and this often within long ones"""
 

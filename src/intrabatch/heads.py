@@ -87,27 +87,6 @@ class ProxyAnchorHead(nn.Module):
         return pull_C.sum() / num_present + push_C.mean()
 
 
-class MultiSimilarityHead(nn.Module):
-    """Multi-similarity loss (Wang et al., CVPR 2019) over the pairs of a batch, hard ones only."""
-
-    def __init__(self, *, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, margin: float = 0.1) -> None:
-        super().__init__()
-        self.alpha, self.beta, self.base, self.margin = alpha, beta, base, margin
-
-    def forward(self, feats_BD: Tensor, labels_B: Tensor) -> Tensor:
-        unit_BD = F.normalize(feats_BD, dim=-1)
-        cosines_BB = unit_BD @ unit_BD.T
-        same_BB = labels_B[:, None] == labels_B
-        positive_BB = same_BB & ~torch.eye(len(labels_B), dtype=torch.bool, device=labels_B.device)
-        farthest_B1 = cosines_BB.masked_fill(~positive_BB, torch.inf).amin(1, keepdim=True)
-        nearest_B1 = cosines_BB.masked_fill(same_BB, -torch.inf).amax(1, keepdim=True)
-        pulled_BB = positive_BB & (cosines_BB < nearest_B1 + self.margin)
-        pushed_BB = ~same_BB & (cosines_BB > farthest_B1 - self.margin)
-        pull_B = _log_one_plus_sum_exp((self.alpha * (self.base - cosines_BB)).masked_fill(~pulled_BB, -torch.inf).T)
-        push_B = _log_one_plus_sum_exp((self.beta * (cosines_BB - self.base)).masked_fill(~pushed_BB, -torch.inf).T)
-        return (pull_B / self.alpha + push_B / self.beta).mean()
-
-
 def _log_one_plus_sum_exp(values_BC: Tensor) -> Tensor:
     """log(1 + sum over B of exp(values)), without overflow."""
     return torch.logsumexp(F.pad(values_BC, (0, 0, 0, 1)), dim=0)

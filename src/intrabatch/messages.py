@@ -10,7 +10,7 @@ Any number of batch dimensions may stand before B, so that many small graphs are
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -36,12 +36,8 @@ class Attention(nn.Module):
         zero_slot: bool = True,
         output_projection: bool = True,
         scale: Literal["head", "full"] = "head",
-        scores: str = "learned",
-        temperature: float = 0.1,
-        hear_self: bool = True,
     ) -> None:
         super().__init__()
-        self.scores, self.temperature, self.hear_self = scores, temperature, hear_self
         if dim % heads:
             fitting = ", ".join(str(m) for m in range(1, 17) if dim % m == 0)
             raise ConfigError(f"messages.heads is {heads}, but must divide model.dim = {dim}; choose from: {fitting}")
@@ -56,29 +52,18 @@ class Attention(nn.Module):
                 nn.init.xavier_uniform_(layer.weight)
                 nn.init.zeros_(layer.bias)
 
-    def weights(self, feats_BD: Tensor, senders_JD: Tensor | None = None, raw: Any = None) -> Tensor:
+    def weights(self, feats_BD: Tensor) -> Tensor:
         """Who listens to whom: softmaxed scores of shape (M, B, B); with the zero slot rows sum to less than one."""
-        senders_JD = feats_BD if senders_JD is None else senders_JD
-        if self.scores == "cosine":
-            one, other = raw if raw is not None else (feats_BD, senders_JD)
-            scores_BJ = F.normalize(one, dim=-1) @ F.normalize(other, dim=-1).T / self.temperature
-            scores_MBJ = scores_BJ.expand(self.heads, -1, -1)
-        else:
-            query_MBE, key_MBE = self._split(self.query(feats_BD)), self._split(self.key(senders_JD))
-            scores_MBJ: Tensor = query_MBE @ key_MBE.transpose(-1, -2) * self.scale
-        if not self.hear_self:
-            num = feats_BD.shape[-2]
-            itself = torch.eye(num, senders_JD.shape[-2], dtype=torch.bool, device=feats_BD.device)
-            scores_MBJ = scores_MBJ.masked_fill(itself, -torch.inf)
+        query_MBE, key_MBE = self._split(self.query(feats_BD)), self._split(self.key(feats_BD))
+        scores_MBJ: Tensor = query_MBE @ key_MBE.transpose(-1, -2) * self.scale
         if self.zero_slot:
             scores_MBJ = F.pad(scores_MBJ, (0, 1))
         weights_MBJ: Tensor = scores_MBJ.softmax(-1)
-        return weights_MBJ[..., : senders_JD.shape[-2]]
+        return weights_MBJ[..., : feats_BD.shape[-2]]
 
-    def forward(self, feats_BD: Tensor, senders_JD: Tensor | None = None, raw: Any = None) -> Tensor:
-        senders_JD = feats_BD if senders_JD is None else senders_JD
-        weights_MBB = self.dropout(self.weights(feats_BD, senders_JD, raw))
-        messages_MBE = weights_MBB @ self._split(self.value(senders_JD))
+    def forward(self, feats_BD: Tensor) -> Tensor:
+        weights_MBB = self.dropout(self.weights(feats_BD))
+        messages_MBE = weights_MBB @ self._split(self.value(feats_BD))
         messages_BD: Tensor = self.out(messages_MBE.transpose(-3, -2).flatten(-2))
         return messages_BD
 
@@ -89,20 +74,15 @@ class Attention(nn.Module):
 class MessageStep(nn.Module):
     """One step: attention and a two-layer network, each with a residual and layer normalisation (equations 5-6)."""
 
-    def __init__(self, attention: Attention, dim: int, dropout: float, gate: bool = False) -> None:
+    def __init__(self, attention: Attention, dim: int, dropout: float) -> None:
         super().__init__()
-        self.gate = nn.Parameter(torch.zeros(())) if gate else None
         self.attention = attention
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.grow, self.shrink = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, feats_BD: Tensor, others_ND: Tensor | None = None, raw: Any = None) -> Tensor:
-        senders_JD = feats_BD if others_ND is None else torch.cat([feats_BD, others_ND])
-        heard_BD = self.dropout(self.attention(feats_BD, senders_JD, raw))
-        if self.gate is not None:
-            heard_BD = heard_BD * self.gate
-        heard_BD = self.norm1(feats_BD + heard_BD)
+    def forward(self, feats_BD: Tensor) -> Tensor:
+        heard_BD = self.norm1(feats_BD + self.dropout(self.attention(feats_BD)))
         change_BD = self.shrink(self.dropout(self.grow(heard_BD).relu()))
         refined_BD: Tensor = self.norm2(heard_BD + self.dropout(change_BD))
         return refined_BD
@@ -125,27 +105,22 @@ class MessagePassing(nn.Module):
         attention_dropout: float = 0.1,
         normalise_input: bool = True,
         input_projection: bool = True,
-        gate: bool = False,
-        source_dim: int | None = None,
-        **attention: Any | bool | Literal["head", "full"],
+        **attention: bool | Literal["head", "full"],
     ) -> None:
         super().__init__()
         if steps < 1:
             raise ConfigError(f"messages.steps is {steps}; expected at least 1 (set loss.messages=0 for no messages)")
         self.normalise_input = normalise_input
-        self.project = nn.Linear(source_dim or dim, dim) if input_projection else nn.Identity()
+        self.project = nn.Linear(dim, dim) if input_projection else nn.Identity()
         self.steps = nn.ModuleList(
-            MessageStep(Attention(dim, heads, dropout=attention_dropout, **attention), dim, dropout, gate)  # type: ignore[arg-type]
+            MessageStep(Attention(dim, heads, dropout=attention_dropout, **attention), dim, dropout)  # type: ignore[arg-type]
             for _ in range(steps)
         )
 
-    def forward(self, feats_BD: Tensor, others_ND: Tensor | None = None) -> list[Tensor]:
+    def forward(self, feats_BD: Tensor) -> list[Tensor]:
         refined_LBD = [self._enter(feats_BD)]
-        raw = (feats_BD, feats_BD if others_ND is None else torch.cat([feats_BD, others_ND]))
-        if others_ND is not None:
-            others_ND = self._enter(others_ND)
         for step in self.steps:
-            refined_LBD.append(step(refined_LBD[-1], others_ND, raw))
+            refined_LBD.append(step(refined_LBD[-1]))
         return refined_LBD[1:]
 
     @torch.no_grad()

@@ -10,14 +10,13 @@ from __future__ import annotations
 from dataclasses import asdict
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .backbone import Embedder, require_size
 from .config import Config, LossConfig, MessagesConfig
 from .errors import DataError
 from .group_loss import GroupLoss
-from .heads import CosineHead, LinearHead, MultiSimilarityHead, ProxyAnchorHead
+from .heads import CosineHead, LinearHead, ProxyAnchorHead
 from .many_classes import BatchClassesHead, HierarchicalHead
 from .messages import MessagePassing
 
@@ -30,9 +29,7 @@ def make_head(kind: str, dim: int, num_classes: int, loss: LossConfig, *, refine
     if kind == "cosine":
         return CosineHead(dim, num_classes, temperature=temperature, smoothing=loss.smoothing)
     if kind == "proxy_anchor":
-        return ProxyAnchorHead(dim, num_classes, margin=loss.margin, alpha=loss.alpha)
-    if kind == "multi_similarity":
-        return MultiSimilarityHead()
+        return ProxyAnchorHead(dim, num_classes, margin=loss.proxy_anchor_margin, alpha=loss.proxy_anchor_alpha)
     if kind == "group":
         return GroupLoss(num_classes, dim, steps=loss.group_steps, temperature=loss.group_temperature)
     if kind == "hierarchical":
@@ -59,34 +56,23 @@ class IntraBatchLoss(nn.Module):
         *,
         messages: MessagesConfig | None = None,
         loss: LossConfig | None = None,
-        num_features: int | None = None,
     ) -> None:
         super().__init__()
         messages, loss = messages or MessagesConfig(), loss or LossConfig()
         self.num_classes, self.dim = num_classes, dim
         self.weights = {"auxiliary": loss.auxiliary, "messages": loss.messages}
-        self.weights |= {"imitation": loss.imitation, "agreement": loss.agreement}
         self.all_steps = messages.head_input == "all"
-        self.config, self.told = loss, messages
         self.auxiliary: Head | None = None
         self.passing: MessagePassing | None = None
         self.refined: Head | None = None
         if loss.auxiliary:
             self.auxiliary = make_head(loss.auxiliary_head, dim, num_classes, loss, refined=False)
-        if loss.messages or loss.imitation or loss.agreement:
+        if loss.messages:
             settings = asdict(messages)
-            for name in ("head_input", "source", "dim", "proxies", "memory", "gradient"):
-                settings.pop(name)
-            inner = messages.dim or dim
-            source = num_features if messages.source == "features" else dim
-            self.passing = MessagePassing(inner, source_dim=source, **settings)
-            width = inner * messages.steps if self.all_steps else inner
-            if loss.shared_head:
-                self.refined = self.auxiliary
-            else:
-                self.refined = make_head(loss.messages_head, width, num_classes, loss, refined=True)
-            if messages.memory:
-                self.register_buffer("memory", torch.randn(messages.memory, source), persistent=False)
+            settings.pop("head_input")
+            self.passing = MessagePassing(dim, **settings)
+            width = dim * messages.steps if self.all_steps else dim
+            self.refined = make_head(loss.messages_head, width, num_classes, loss, refined=True)
 
     def forward(self, embeddings_BD: Tensor, labels_B: Tensor, indices_tuple: None = None) -> Tensor:
         """The loss of a batch; `indices_tuple` is where pytorch-metric-learning's trainers pass mined pairs."""
@@ -98,40 +84,20 @@ class IntraBatchLoss(nn.Module):
         """The weighted sum of the losses."""
         return torch.stack([self.weights[name] * value for name, value in parts.items()]).sum()
 
-    def parts(self, embeddings_BD: Tensor, labels_B: Tensor, features_BS: Tensor | None = None) -> dict[str, Tensor]:
+    def parts(self, embeddings_BD: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
         """The losses by name, before their weights: "auxiliary" and "messages", those that are on."""
         self._check(embeddings_BD, labels_B)
         found = {}
         if self.auxiliary is not None:
             found["auxiliary"] = self.auxiliary(embeddings_BD, labels_B)
-        if self.refined is not None and self.passing is not None:
-            sent = features_BS if self.told.source == "features" else embeddings_BD
-            assert sent is not None
-            if self.told.gradient != 1:
-                sent = torch.lerp(sent.detach(), sent, self.told.gradient)
-            refined_BR = self.refine(sent)
-            if self.told.memory and self.training:
-                with torch.no_grad():
-                    self.memory.copy_(torch.cat([sent.detach(), self.memory])[: len(self.memory)])
-            if self.config.messages:
-                found["messages"] = self.refined(refined_BR, labels_B)
-            if self.config.imitation:
-                found["imitation"] = imitation(embeddings_BD, refined_BR, self.config.imitation_temperature)
-            if self.config.agreement:
-                teacher_BC = self.refined.logits(refined_BR).detach().softmax(-1)
-                student_BC = self.auxiliary.logits(embeddings_BD).log_softmax(-1)
-                found["agreement"] = F.kl_div(student_BC, teacher_BC, reduction="batchmean")
+        if self.refined is not None:
+            found["messages"] = self.refined(self.refine(embeddings_BD), labels_B)
         return found
 
     def refine(self, embeddings_BD: Tensor) -> Tensor:
         """What the head on refined features reads: the last step's features, or all steps' side by side."""
         assert self.passing is not None, "loss.messages is 0: there is no message passing in this loss"
-        others = []
-        if self.told.memory:
-            others.append(self.memory)
-        if self.told.proxies:
-            others.append(self.auxiliary.proxies_CD)
-        refined_LBD = self.passing(embeddings_BD, torch.cat(others) if others else None)
+        refined_LBD = self.passing(embeddings_BD)
         return torch.cat(refined_LBD, dim=-1) if self.all_steps else refined_LBD[-1]
 
     def _check(self, embeddings_BD: Tensor, labels_B: Tensor) -> None:
@@ -149,18 +115,6 @@ class IntraBatchLoss(nn.Module):
                 raise DataError(f"IntraBatchLoss: labels run from {low} to {high}, {expected}")
 
 
-def imitation(embeddings_BD: Tensor, refined_BR: Tensor, temperature: float) -> Tensor:
-    """How far each image's similarities to the others are from those of the refined features, which stay as they are."""
-    itself_BB = torch.eye(len(embeddings_BD), dtype=torch.bool, device=embeddings_BD.device)
-
-    def similarities(feats_BD: Tensor) -> Tensor:
-        unit_BD = F.normalize(feats_BD, dim=-1)
-        return (unit_BD @ unit_BD.T / temperature).masked_fill(itself_BB, -1e4).log_softmax(-1)
-
-    teacher_BB, student_BB = similarities(refined_BR.detach()), similarities(embeddings_BD)
-    return F.kl_div(student_BB, teacher_BB, reduction="batchmean", log_target=True)
-
-
 class Network(nn.Module):
     """What training moves: the embedder, kept afterwards, and the loss, which is only needed to train."""
 
@@ -168,11 +122,10 @@ class Network(nn.Module):
         super().__init__()
         self.embedder = Embedder(config.model, load_weights=load_weights)
         require_size(self.embedder.backbone, config.model.backbone, config.image.crop)
-        self.loss = IntraBatchLoss(num_classes, config.model.dim, messages=config.messages, loss=config.loss, num_features=self.embedder.num_features)
+        self.loss = IntraBatchLoss(num_classes, config.model.dim, messages=config.messages, loss=config.loss)
 
     def forward(self, images_B3HW: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
         """The losses of a batch by name; in float32, whatever the backbone computes in."""
-        features_BS = self.embedder.features(images_B3HW)
-        embeddings_BD = self.embedder.project(features_BS)
+        embeddings_BD = self.embedder(images_B3HW)
         with torch.autocast(embeddings_BD.device.type, enabled=False):
-            return self.loss.parts(embeddings_BD.float(), labels_B, features_BS.float())
+            return self.loss.parts(embeddings_BD.float(), labels_B)

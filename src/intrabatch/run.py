@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import pickle
 import platform
 import shlex
@@ -39,6 +40,7 @@ from .data.image_set import ImageSet
 from .errors import RunError
 from .saving import write_whole
 
+COMMIT = "INTRABATCH_COMMIT"
 FORMAT = 1
 """Raised when a run folder of before can no longer be read."""
 BEGINNING = {"config.yaml", "classes.json", "splits.csv", "environment.json"}
@@ -227,7 +229,10 @@ def _version(package: str) -> str | None:
 
 
 def _git_commit() -> str | None:
-    """The commit of this code when it runs from a checkout, marked when there are uncommitted changes."""
+    """The commit of this code: what INTRABATCH_COMMIT says, for a copy without its history, or that of the checkout it
+    runs from, marked when there are uncommitted changes."""
+    if os.environ.get(COMMIT):
+        return os.environ[COMMIT]
     here = Path(__file__).parent
     try:
         say = [subprocess.run(["git", "-C", here, *args], capture_output=True, text=True, timeout=5) for args in (

@@ -119,5 +119,12 @@ def compile_where_it_pays(network: nn.Module, wanted: str, num_steps: int) -> bo
     pays = num_steps >= REPAYS_COMPILING and shutil.which("cc") is not None
     compiled = on_gpu and (wanted == "always" or (wanted == "auto" and pays))
     if compiled:
+        forget_compiled()
         network.compile(dynamic=False)
     return compiled
+
+
+def forget_compiled() -> None:
+    """Compile again at the next call. PyTorch up to 2.11 does not see that a parameter has begun to learn, and in a
+    process of many trainings it gives up compiling after the eighth."""
+    torch._dynamo.reset()

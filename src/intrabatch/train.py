@@ -30,13 +30,14 @@ from .data.batches import num_batches, plan_epoch, require_classes
 from .data.image_set import ImageSet
 from .data.pixels import DevicePixels, Pixels, open_pixels
 from .devices import out_of_memory, pick_device, pick_precision
+from .embed import embed_crops
 from .errors import ConfigError, DataError, NonFiniteError, RunError
 from .evaluate import AS_PUBLISHED, BEST_TEST_EPOCH, Evaluator, is_measurable
 from .model import Network
 from .optim import AveragedWeights, Optimizers, rate_factor
 from .progress import Progress, Quiet
 from .run import Run
-from .steps import Steps, compile_where_it_pays
+from .steps import Steps, compile_where_it_pays, forget_compiled
 
 SELECT_BY = "recall@1"
 RELOADED_AFTER = (30, 50)
@@ -132,8 +133,9 @@ class Training:
         self.progress.say(f"backbone {config.model.backbone}: {self.network.embedder.weights_from}")
         try:
             with quick_convolutions():
-                self._train(open_pixels(self.train_images, config.image, self.device))
-                return self._finish()
+                pixels = open_pixels(self.train_images, config.image, self.device)
+                self._train(pixels)
+                return self._finish(pixels)
         except torch.cuda.OutOfMemoryError:
             raise out_of_memory(self.device, config.batch, config.image.store) from None
 
@@ -155,8 +157,9 @@ class Training:
         try:
             with stop_signals() as stopped:
                 while self.position.epoch < epochs:
-                    if self.position.epoch == config.optim.frozen_epochs:
-                        steps.record_anew()  # from here on the backbone learns too
+                    if self.position.epoch == config.optim.frozen_epochs > 0:
+                        forget_compiled()  # from here on the backbone learns too
+                        steps.record_anew()
                     self._train_epoch(pixels, steps, stopped)
         finally:
             self.progress.end()
@@ -256,11 +259,12 @@ class Training:
         position, config = self.position, self.config.train
         record, every = self._record(), config.validate_every
         last = position.epoch + 1 == config.epochs
+        due = last or (every and (position.epoch + 1) % every == 0)
         judge = self.test if config.protocol == "as-published" else self.val
-        if judge and (last or (every and (position.epoch + 1) % every == 0)):
+        if judge and due:
             record |= self._told(judge)
             self._keep_best(record[f"{judge.split}/{SELECT_BY}"], position.epoch + 1)
-        if config.watch_test and self.test and self.test is not judge:
+        if config.watch_test and due and self.test and self.test is not judge:
             record |= self._told(self.test)
         position.history.append(record)
         position.epoch, position.step, position.losses, position.seconds = position.epoch + 1, 0, {}, 0.0
@@ -284,11 +288,14 @@ class Training:
         if protocol == "as-published" and epoch in RELOADED_AFTER and self.kept:
             self.network.load_state_dict(self.kept)
 
-    def _finish(self) -> Run:
+    def _finish(self, pixels: Pixels) -> Run:
         """Save the weights that the protocol keeps, and measure them once on the test classes."""
-        state = self.kept or self._moving_state()
-        self.run.save_weights(state)
-        self.network.load_state_dict(state)
+        self.network.load_state_dict(self.kept or self._moving_state())
+        embedder = self.network.embedder
+        if embedder.whitening is not None:
+            seen_ND = embed_crops(embedder, pixels.test_crops(), self.precision, unit=False)
+            embedder.whitening.fit(torch.from_numpy(seen_ND), self.config.model.whiten)
+        self.run.save_weights(self.network.state_dict())
         epoch = int(self.position.best.get("epoch", self.position.epoch))
         figures = self._final_figures(epoch) | {"epoch": epoch, "untrained": self.position.untrained}
         self.run.write_metrics(figures | self._best_test_epoch())
@@ -331,7 +338,7 @@ class Training:
         position = self.position
         means = {name: value / position.step for name, value in position.losses.items()}
         speed = position.step * self.config.batch.size / max(position.seconds, 1e-9)
-        rates = {"learning_rate": self.optimizer.rate(), "images_per_second": speed}
+        rates = {"learning_rate": self.optimizer.rate(), "images_per_second": speed, "seconds": position.seconds}
         return {"epoch": position.epoch + 1, **means, **rates}
 
     def _global_step(self) -> int:
@@ -370,4 +377,3 @@ def stop_signals() -> Iterator[threading.Event]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-

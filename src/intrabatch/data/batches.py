@@ -38,7 +38,7 @@ class EpochPlan:
 
 def num_batches(num_images: int, batch: BatchConfig) -> int:
     """Steps in an epoch: as many whole batches as the images fill, and at least one."""
-    return max(1, num_images // (batch.size // batch.crops))
+    return max(1, num_images // batch.size)
 
 
 def plan_epoch(
@@ -46,8 +46,7 @@ def plan_epoch(
 ) -> EpochPlan:
     """The plan of one epoch."""
     classes, per_class = draw_factors(batch, len(np.unique(labels_N)), seed, epoch)
-    dealt = deal_batches(labels_N, classes, per_class // batch.crops, np.random.default_rng([seed, BATCHES, epoch]))
-    indices_SB = dealt.repeat(batch.crops, axis=1)
+    indices_SB = deal_batches(labels_N, classes, per_class, np.random.default_rng([seed, BATCHES, epoch]))
     rng = np.random.default_rng([seed, CROPS, epoch])
     sizes_M2 = sizes_N2[indices_SB.ravel()]
     shape = indices_SB.shape

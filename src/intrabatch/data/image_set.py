@@ -9,7 +9,7 @@ Shapes: N images, H x W pixels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -42,20 +42,6 @@ class ArraySource:
     def read(self, name: str, smallest_side: int = 0) -> NDArray[np.uint8]:
         image: NDArray[np.uint8] = self.pixels_NHW3[self.rows[name]]
         return image
-
-
-@dataclass(frozen=True)
-class RememberingSource:
-    """Another source, read once: for many trainings on the same images in one process, if memory holds them."""
-
-    source: Source
-    read_before: dict[tuple[str, int], NDArray[np.uint8]] = field(default_factory=dict)
-
-    def read(self, name: str, smallest_side: int = 0) -> NDArray[np.uint8]:
-        key = name, smallest_side
-        if key not in self.read_before:
-            self.read_before[key] = self.source.read(name, smallest_side)
-        return self.read_before[key]
 
 
 @dataclass(frozen=True, eq=False)

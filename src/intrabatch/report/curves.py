@@ -24,7 +24,7 @@ def curves(histories: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, 
     panels: dict[str, dict[str, Curve]] = {}
     for key in sorted(keys, key=lambda key: (not key.startswith("loss"), not is_fraction(key))):
         found = {run: _curve(epochs, key) for run, epochs in histories.items()}
-        if key not in ("epoch", "step") and any(found.values()):
+        if key not in ("epoch", "step", "seconds") and any(found.values()):
             panels[key] = {run: curve for run, curve in found.items() if curve}
     return panels
 

@@ -5,8 +5,9 @@ study     one table in one place: trainings, folders, the exact commands
 running   all of it done, row by row, and written down
 """
 
-from .running import reproduce, table_lines
+from .running import reproduce
 from .study import Study, make_study, plan, plan_lines
 from .tables import list_tables, tables_lines
+from .written import table_lines
 
 __all__ = ["Study", "list_tables", "make_study", "plan", "plan_lines", "reproduce", "table_lines", "tables_lines"]

@@ -1,7 +1,7 @@
 """One table in one place: which trainings its rows need, where they go, and the commands that do the same by hand.
 
-    OUT/runs/cub/both/seed0/   a training, once, however many rows and tables use it
-    OUT/main/cub-both.json     a row that is done, with its commands
+    OUT/runs/cars196/both/seed0/   a training, once, however many rows and tables use it
+    OUT/main/cars196-both.json     a row that is done, with its commands
     OUT/main.md, main.json     the table as far as it is done
 
 Nothing is run here.
@@ -9,6 +9,7 @@ Nothing is run here.
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,8 @@ FOLDERS = {
     "inshop": ("inshop", "In-shop Clothes Retrieval Benchmark", "In-Shop"),
 }
 """Where a data set may be inside the folder of all data."""
+LONGEST_NAME = 150
+"""Characters of a run folder's name; file systems take 255."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,10 @@ class Trial:
         """Its place among all runs."""
         words = [change for change in self.changes if change != ALL_CLASSES] or ["both"]
         words += [f"student-of-{self.student}"] if self.student else []
-        return Path(self.recipe, "+".join(words), f"seed{self.seed}")
+        name = "+".join(words)
+        if len(name) > LONGEST_NAME:
+            name = f"{name[: LONGEST_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+        return Path(self.recipe, name, f"seed{self.seed}")
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,11 @@ class Study:
     @property
     def table(self) -> Table:
         return TABLES[self.name]
+
+    @property
+    def packed(self) -> Path:
+        """Where decoded images lie while the study runs."""
+        return self.out / "packed"
 
     def path(self, trial: Trial) -> Path:
         return self.out / "runs" / trial.folder
@@ -176,7 +187,7 @@ def plan_lines(planned: Sequence[Planned]) -> list[str]:
 
 
 def _benchmark(recipe: str) -> str:
-    return recipe.removesuffix("_256")
+    return recipe.removesuffix("_256").removesuffix("_paper")
 
 
 def _line(*words: str) -> str:
