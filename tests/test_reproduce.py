@@ -12,7 +12,7 @@ from conftest import tiny_images
 
 from intrabatch.cli import main, make_parser
 from intrabatch.commands import configured
-from intrabatch.errors import ConfigError, DataError, RunError
+from intrabatch.errors import ConfigError, DataError, RunError, WriteError
 from intrabatch.progress import Quiet
 from intrabatch.recipes import get_recipe
 from intrabatch.reproduce import list_tables, make_study, plan, plan_lines, reproduce, running, table_lines
@@ -372,6 +372,12 @@ def test_images_are_checked_and_decoded_once_for_all_processes(tmp_path, monkeyp
     running._images_of.cache_clear()
 
 
+def test_a_place_that_cannot_be(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(WriteError, match=r"cannot make the folder .*/file: File exists; choose another --out"):
+        reproduce(make_study("glyphs", tmp_path, tmp_path / "file"))
+
+
 def test_decoded_images_go_when_the_study_ends(tmp_path, two_rows, monkeypatch):
     monkeypatch.undo()
     tiny = Table("one row", (Row("both", "glyphs"),))
@@ -379,7 +385,7 @@ def test_decoded_images_go_when_the_study_ends(tmp_path, two_rows, monkeypatch):
     changes = [*TINY, "data.glyph_classes=6", "data.glyph_images=4"]
     table = reproduce(make_study("one", tmp_path, tmp_path, 1, changes))
     assert "recall@1" in table["rows"][0]["ours"] and table["rows"][0]["seconds"][0] > 0
-    assert not (tmp_path / "packed").exists()
+    assert not list(tmp_path.glob("decoded-*"))
 
 
 def test_trainings_side_by_side(tmp_path, monkeypatch):
@@ -422,7 +428,7 @@ def test_means_intervals_and_gains_paired_by_seed():
     assert rows[1]["gain"]["recall@1"] == pytest.approx({"mean": -4, "half": t * 1})
     rows.append({"row": "gone", "recipe": "sop", "paper": {"recall@1": 1.0}, "not_run": "no | data"})
     written = {"table": "x", "about": "about", "figures": ["recall@1"], "paper_on": "", "baseline": "both", "seeds": 2}
-    written |= {"changes": ["train.epochs=3"], "rows": rows}
+    written |= {"changes": ["train.epochs=3"], "paper": True, "rows": rows}
     lines = table_lines(written)
     assert lines[4:9] == [
         "| data | row | recall@1 | recall@1 against both | protocol |",
@@ -439,9 +445,9 @@ def test_the_best_test_epoch_stands_apart():
     row = {"row": "both", "recipe": "cub", "paper": None, "protocol": protocol, "seconds": [60.0, 120.0]}
     row |= {"metrics": [{"recall@1": 0.5}, {"recall@1": 0.6}], "best_test": [0.6, 0.7]}
     written = {"table": "x", "about": "", "figures": ["recall@1"], "paper_on": "", "baseline": "", "seeds": 2}
-    lines = table_lines(written | {"changes": [], "jobs": 3, "rows": [row_of(row, ["recall@1"], None)]})
+    lines = table_lines(written | {"changes": [], "jobs": 3, "paper": False, "rows": [row_of(row, ["recall@1"], None)]})
     assert lines[4].endswith("| recall@1 of the best TEST epoch: to stand beside papers that choose so, no result |")
-    assert lines[6] == ("| cub | both | – / 55.0 ± 63.5 | the last of 3 epochs, 9 validation classes | 65.0 ± 63.5 |")
+    assert lines[6] == ("| cub | both | 55.0 ± 63.5 | the last of 3 epochs, 9 validation classes | 65.0 ± 63.5 |")
     assert lines[-2] == "Made by `intrabatch reproduce x --seeds 2 --jobs 3`."
     assert lines[-1] == "Minutes of training, evaluation left out: both 1.5."
 
@@ -461,7 +467,7 @@ def test_a_report_goes_where_it_is_asked_for(tmp_path, two_rows, monkeypatch):
         .endswith(
             "intrabatch 0.1 (commit 0123456, with uncommitted changes), torch 2.4, Linux, device cpu, "
             "1 thread a training.\n"
-            "Minutes of training, evaluation left out: both 1.5, cross-entropy 1.5.\n"
+            "Minutes of training, evaluation left out: both 1.5; cross-entropy 1.5.\n"
         )
     )
     assert json.loads((tmp_path / "docs" / "two.json").read_text())["table"] == "two"

@@ -15,6 +15,7 @@ import os
 import pickle
 import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -30,7 +31,7 @@ from ..data.image_set import ImageSet
 from ..data.packed import pack
 from ..data.pixels import estimate_bytes
 from ..ensembles import ensemble_figures, require_same_settings, student_run, trained_run
-from ..errors import ConfigError, IntrabatchError
+from ..errors import ConfigError, IntrabatchError, WriteError
 from ..progress import Progress, Quiet
 from ..run import Run
 from ..saving import write_whole
@@ -47,12 +48,14 @@ def reproduce(study: Study, progress: Progress | None = None, jobs: int = 1) -> 
     if jobs < 1:
         raise ConfigError(f"--jobs is {jobs}; expected 1 or more")
     try:
-        return _reproduced(study, plan(study), progress or Quiet(), jobs)
+        study.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WriteError(f"cannot make the folder {study.out}: {error.strerror}; choose another --out") from None
+    try:
+        with tempfile.TemporaryDirectory(prefix="decoded-", dir=study.out) as decoded:
+            return _reproduced(replace(study, decoded=Path(decoded)), plan(study), progress or Quiet(), jobs)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("stopped; what is done is kept. Go on with: the same command") from None
-    finally:
-        _images_of.cache_clear()
-        shutil.rmtree(study.packed, ignore_errors=True)
 
 
 def _reproduced(study: Study, planned: Sequence[Planned], progress: Progress, jobs: int) -> Figures:
@@ -134,7 +137,7 @@ def _measured(study: Study, row: Row, trials: Sequence[Trial], progress: Progres
         figures: Figures = runs[0].read_json("metrics.json")
         return figures
     trained = [Trained.open(run.path, run.config.train.device) for run in runs]
-    images = _images(runs[0].config, study.packed).only("test")
+    images = _images(runs[0].config, study.decoded).only("test")
     if len(runs) > 1:
         return ensemble_figures(trained, images, "test")
     config = settings.update(runs[0].config, {"evaluation": {"refine": row.refine}})
@@ -145,26 +148,25 @@ def _finished(study: Study, trial: Trial, progress: Progress) -> Run:
     """The run of a trial, trained now or before; a student's teacher first."""
     config, path = study.config(trial), study.path(trial)
     if not trial.student:
-        return trained_run(config, _images(config, study.packed), path, progress)
+        return trained_run(config, _images(config, study.decoded), path, progress)
     teacher = _finished(study, trial.teacher, progress).path
-    return student_run(teacher, trial.student, _images(config, study.packed), path, progress, config)
+    return student_run(teacher, trial.student, _images(config, study.decoded), path, progress, config)
 
 
-def _images(config: Config, packed: Path) -> ImageSet:
+def _images(config: Config, decoded: Path) -> ImageSet:
     """The images with their split, checked and decoded by the first process that wants them."""
-    return _images_of(config.data, config.image, packed)
+    return _images_of(config.data, config.image, decoded)
 
 
 @lru_cache(maxsize=1)
-def _images_of(data: DataConfig, image: ImageConfig, packed: Path) -> ImageSet:
-    packed.mkdir(parents=True, exist_ok=True)
+def _images_of(data: DataConfig, image: ImageConfig, decoded: Path) -> ImageSet:
     what = f"{data} {image.resize}"
-    kept = packed / hashlib.sha256(what.encode()).hexdigest()[:16]
-    with (packed / "lock").open("w") as lock:
+    kept = decoded / hashlib.sha256(what.encode()).hexdigest()[:16]
+    with (decoded / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not kept.exists():
             images = prepared_images(replace(Config(), data=data), skip_broken=False, say=lambda text: None)
-            if estimate_bytes(images, image) < shutil.disk_usage(packed).free / 2:
+            if estimate_bytes(images, image) < shutil.disk_usage(decoded).free / 2:
                 images = pack(images, image.resize, kept.with_suffix(".pixels"))
             kept.write_bytes(pickle.dumps(images))
     found: ImageSet = pickle.loads(kept.read_bytes())

@@ -81,15 +81,12 @@ class Study:
     changes: tuple[str, ...] = ()
     report: Path | None = None
     """Where the table goes as Markdown, and as JSON beside it; by default OUT/TABLE.md."""
+    decoded: Path = Path()
+    """Where decoded images lie while the study runs."""
 
     @property
     def table(self) -> Table:
         return TABLES[self.name]
-
-    @property
-    def packed(self) -> Path:
-        """Where decoded images lie while the study runs."""
-        return self.out / "packed"
 
     def path(self, trial: Trial) -> Path:
         return self.out / "runs" / trial.folder

@@ -25,6 +25,7 @@ def table_of(study: Study, outcomes: Sequence[Figures], jobs: int = 1) -> Figure
         "baseline": table.baseline,
         "seeds": study.seeds,
         "jobs": jobs,
+        "paper": any(row.paper for row in table.rows),
         "changes": list(study.changes),
         "rows": [row_of(one, table.figures, base.get(one["recipe"])) for one in outcomes],
     }
@@ -65,7 +66,7 @@ def table_lines(table: Figures) -> list[str]:
     lines = [f"# {table['table']}: {table['about']}", "", _explained(table), ""]
     lines += [_line(header), _line(["---"] * len(header))]
     for row in table["rows"]:
-        cells = [f"{_paper(row, name)} / {_cell(row.get('ours', {}).get(name))}" for name in names]
+        cells = [_both(row, name) if table["paper"] else _ours(row, name) for name in names]
         gain = [_cell(row.get("gain", {}).get(names[0]), sign="+")] if gained else []
         best = [_cell(row.get(BEST_TEST))] if watched else []
         lines.append(_line([row["recipe"], row["row"], *cells, *gain, _protocol(row), *best]))
@@ -74,16 +75,25 @@ def table_lines(table: Figures) -> list[str]:
 
 def _explained(table: Figures) -> str:
     paper = f"the paper's figure on {table['paper_on']}" if table["paper_on"] else "the paper's figure"
+    cell = f"{paper} / ours" if table["paper"] else "our figure"
     interval = ""
     if table["seeds"] > 1:
         interval = f" Ours: mean of {table['seeds']} repetitions ± half of the 95 % t interval"
         interval += "; a gain is paired by seed."
-    return f"Each cell: {paper} / ours, in percent.{interval}"
+    return f"Each cell: {cell}, in percent.{interval}"
 
 
 def _paper(row: Figures, name: str) -> str:
     value = (row["paper"] or {}).get(name)
     return "–" if value is None else f"{value:.1f}"
+
+
+def _ours(row: Figures, name: str) -> str:
+    return _cell(row.get("ours", {}).get(name))
+
+
+def _both(row: Figures, name: str) -> str:
+    return f"{_paper(row, name)} / {_ours(row, name)}"
 
 
 def _cell(found: dict[str, float] | None, sign: str = "") -> str:
@@ -116,7 +126,7 @@ def _footer(table: Figures) -> list[str]:
         for row in table["rows"]
         if "seconds" in row
     ]
-    told = [f"Minutes of training, evaluation left out: {', '.join(took)}."] if took else []
+    told = [f"Minutes of training, evaluation left out: {'; '.join(took)}."] if took else []
     return [*lines, *dict.fromkeys(made), *told]
 
 
