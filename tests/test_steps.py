@@ -72,6 +72,25 @@ def test_heads_whose_shapes_depend_on_labels_are_known(head):
     assert any(isinstance(module, UNRECORDABLE) for module in steps.network.modules())
 
 
+def test_training_calls_what_was_compiled_and_evaluation_does_not(monkeypatch):
+    network, called = steps_of().network, []
+
+    def remembered(part, dynamic):
+        assert not dynamic
+        return lambda *inputs: called.append(part.__qualname__) or part(*inputs)
+
+    plain = network(CROPS, LABELS)
+    monkeypatch.setattr(torch, "compile", remembered)
+    network.fuse()
+    fused = network(CROPS, LABELS)
+    assert called == ["Embedder.forward", "IntraBatchLoss.parts"]
+    assert {name: value.item() for name, value in fused.items()} == pytest.approx(
+        {name: value.item() for name, value in plain.items()}
+    )
+    network.eval().embedder.embed(CROPS)
+    assert len(called) == 2
+
+
 @pytest.mark.parametrize("wanted", ["auto", "always", "never"])
 def test_nothing_is_compiled_for_a_cpu(wanted):
     assert not compile_where_it_pays(steps_of().network, wanted, 10**6)

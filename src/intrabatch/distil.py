@@ -92,15 +92,14 @@ class Student(Network):
     def __init__(self, network: Network, teacher: Network, how: str) -> None:
         nn.Module.__init__(self)
         self.embedder, self.loss, self.lesson = network.embedder, network.loss, LESSONS[how]
+        self.fused = {}
         self.loss.weights["teacher"] = self.lesson.weight
         self._teacher = (teacher.eval().requires_grad_(False),)  # in a tuple, or it would be trained and saved too
 
     def forward(self, images_B3HW: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
         """The losses of a batch by name: "auxiliary" and "teacher"."""
-        embeddings_BD = self.embedder(images_B3HW)
-        with torch.autocast(embeddings_BD.device.type, enabled=False):
-            parts = self.loss.parts(embeddings_BD.float(), labels_B)
-        return parts | {"teacher": self._taught(images_B3HW, embeddings_BD)}
+        embeddings_BD = self.embeddings(images_B3HW)
+        return self.losses(embeddings_BD, labels_B) | {"teacher": self._taught(images_B3HW, embeddings_BD)}
 
     def _taught(self, images_B3HW: Tensor, embeddings_BD: Tensor) -> Tensor:
         (teacher,) = self._teacher

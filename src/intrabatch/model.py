@@ -7,7 +7,9 @@ Shapes: B samples, D embedding size, L message-passing steps, C classes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -123,9 +125,27 @@ class Network(nn.Module):
         self.embedder = Embedder(config.model, load_weights=load_weights)
         require_size(self.embedder.backbone, config.model.backbone, config.image.crop)
         self.loss = IntraBatchLoss(num_classes, config.model.dim, messages=config.messages, loss=config.loss)
+        self.fused: dict[str, Callable[..., Any]] = {}
 
     def forward(self, images_B3HW: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
-        """The losses of a batch by name; in float32, whatever the backbone computes in."""
-        embeddings_BD = self.embedder(images_B3HW)
+        """The losses of a batch by name."""
+        return self.losses(self.embeddings(images_B3HW), labels_B)
+
+    def embeddings(self, images_B3HW: Tensor) -> Tensor:
+        """Raw embeddings of a batch, for training."""
+        embeddings_BD: Tensor = self.fused.get("embedder", self.embedder)(images_B3HW)
+        return embeddings_BD
+
+    def losses(self, embeddings_BD: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
+        """The losses by name; in float32, whatever the backbone computes in."""
         with torch.autocast(embeddings_BD.device.type, enabled=False):
-            return self.loss.parts(embeddings_BD.float(), labels_B)
+            parts: dict[str, Tensor] = self.fused.get("losses", self.loss.parts)(embeddings_BD.float(), labels_B)
+        return parts
+
+    def fuse(self) -> None:
+        """Compile what training calls: embedder and losses apart, so that the same backbone under another loss is found
+        as it was compiled before."""
+        self.fused = {
+            "embedder": torch.compile(self.embedder.forward, dynamic=False),
+            "losses": torch.compile(self.loss.parts, dynamic=False),
+        }

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .group_loss import GroupLoss
 from .many_classes import BatchClassesHead, HierarchicalHead
@@ -113,14 +113,14 @@ class Recorded:
         self.graph = graph
 
 
-def compile_where_it_pays(network: nn.Module, wanted: str, num_steps: int) -> bool:
+def compile_where_it_pays(network: Network, wanted: str, num_steps: int) -> bool:
     """Fuse the network's kernels by torch.compile, if `wanted` is always, or auto and the steps will repay it."""
     on_gpu = next(network.parameters()).is_cuda
     pays = num_steps >= REPAYS_COMPILING and shutil.which("cc") is not None
     compiled = on_gpu and (wanted == "always" or (wanted == "auto" and pays))
     if compiled:
         forget_compiled()
-        network.compile(dynamic=False)
+        network.fuse()
     return compiled
 
 
