@@ -24,8 +24,9 @@ from .optim import AveragedWeights, Optimizers, total_norm
 UNRECORDABLE = (GroupLoss, BatchClassesHead, HierarchicalHead)
 PLAIN_CALLS = 3
 """Calls before the recording: they choose convolution algorithms, compile, and make the optimiser's state."""
-REPAYS_COMPILING = 4000
-"""Steps from which on compiling, about half a minute, is worth its time."""
+REPAYS_COMPILING = 150_000
+"""Images from which on compiling, about half a minute, is worth its time (a ResNet-50 on an H200: 2,800 images a second
+without, 6,000 with)."""
 
 
 class Steps:
@@ -113,10 +114,10 @@ class Recorded:
         self.graph = graph
 
 
-def compile_where_it_pays(network: Network, wanted: str, num_steps: int) -> bool:
-    """Fuse the network's kernels by torch.compile, if `wanted` is always, or auto and the steps will repay it."""
+def compile_where_it_pays(network: Network, wanted: str, num_images: int) -> bool:
+    """Fuse the network's kernels by torch.compile, if `wanted` is always, or auto and so many images will repay it."""
     on_gpu = next(network.parameters()).is_cuda
-    pays = num_steps >= REPAYS_COMPILING and shutil.which("cc") is not None
+    pays = num_images >= REPAYS_COMPILING and shutil.which("cc") is not None
     compiled = on_gpu and (wanted == "always" or (wanted == "auto" and pays))
     if compiled:
         forget_compiled()

@@ -148,7 +148,8 @@ class Training:
         )
         if self.test and not self.position.untrained:
             self.position.untrained = self._figures(self.test)
-        if compile_where_it_pays(self.network, config.train.compile, epochs * self.num_steps - self._global_step()):
+        images_to_come = (epochs * self.num_steps - self._global_step()) * config.batch.size
+        if compile_where_it_pays(self.network, config.train.compile, images_to_come):
             self.progress.say("compiling: the first step takes about half a minute (not with train.compile=never)")
             if isinstance(pixels, DevicePixels):
                 pixels.compile()
