@@ -255,8 +255,10 @@ def main() -> None:
                 found = speed(*begin(alone, images, pixels, *WAYS[QUICKEST]), pixels)
                 report["rows"].append({"batch": sized.batch.size, "way": f"{QUICKEST}, no messages"} | found)
                 print(json.dumps(report["rows"][-1]), flush=True)
-        report["loss_differences_of_one_seed"] = agreement(config, images, pixels)
-        report["learns_after_thawing"] = learns_after_thawing(config, images, pixels)
+        if arguments.ways == list(WAYS):
+            report["loss_differences_of_one_seed"] = agreement(config, images, pixels)
+        if device.type == "cuda":
+            report["learns_after_thawing"] = learns_after_thawing(config, images, pixels)
     if arguments.whole:
         report["whole_run"] = whole_run(arguments)
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -306,10 +308,11 @@ def markdown(report: dict[str, Any]) -> str:
         whole = report["whole_run"]
         lines += ["", f"{whole['epochs']} epochs from a cold start, decoding and evaluation included: "]
         lines[-1] += f"{whole['seconds']:.0f} s, of which {whole['of it training']:.0f} s are training steps."
-    lines += ["", f"After frozen epochs the compiled backbone learns: {report['learns_after_thawing']}."]
+    if "learns_after_thawing" in report:
+        lines += ["", f"After frozen epochs the compiled backbone learns: {report['learns_after_thawing']}."]
     lines += ["", "Differences between the losses of two first epochs of one seed:", ""]
     lines += ["| which | loss |", "|---|---|"]
-    differences = report["loss_differences_of_one_seed"]
+    differences = report.get("loss_differences_of_one_seed", {})
     lines += [f"| {name} | {value:.2g} |" for name, value in differences.items()]
     return "\n".join(lines) + "\n"
 

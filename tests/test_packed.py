@@ -34,6 +34,14 @@ def test_images_of_many_sizes(tmp_path):
         assert (read_small(packed, index, 12) == read_small(images, index, 12)).all()
 
 
+def test_a_file_that_is_there_is_not_written_again(tmp_path):
+    images = tiny_images()
+    pack(images, 8, tmp_path / "pixels")
+    unreadable = replace(images, source=None)
+    again = pack(unreadable, 8, tmp_path / "pixels")
+    assert (again.read(2, 8) == pack(images, 8, tmp_path / "other").read(2, 8)).all()
+
+
 def test_a_file_that_cannot_be_written(tmp_path):
     with pytest.raises(WriteError, match=r"cannot write .*nowhere/pixels: No such file or directory"):
         pack(tiny_images(), 8, tmp_path / "nowhere" / "pixels")

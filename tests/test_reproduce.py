@@ -372,9 +372,32 @@ def test_images_are_checked_and_decoded_once_for_all_processes(tmp_path, monkeyp
     running._images_of.cache_clear()
 
 
+def test_splits_of_the_same_images_share_their_pixels(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    small = ["data.glyph_classes=8", "data.glyph_images=2", "data.glyph_size=24", "data.path=glyphs"]
+    for share in (0, 0.5):
+        config = override(get_recipe("glyphs"), [*small, f"data.val_fraction={share}"])
+        images = running._images(config, tmp_path)
+        assert "val" in images.splits
+        assert (images.read(1, config.image.resize) == images.source.source.read(images.names[1], 0)).all()
+    assert len(list(tmp_path.glob("*.pixels"))) == 1
+    running._images_of.cache_clear()
+
+
+def test_without_room_images_are_decoded_each_time(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr(running, "estimate_bytes", lambda *_: 2**60)
+    small = ["data.glyph_classes=4", "data.glyph_images=2", "data.glyph_size=24", "data.path=glyphs"]
+    images = running._images(override(get_recipe("glyphs"), small), tmp_path)
+    assert len(images) and not list(tmp_path.glob("*.pixels"))
+    running._images_of.cache_clear()
+
+
 def test_a_place_that_cannot_be(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(WriteError, match=r"cannot make the folder .*/file: File exists; choose another --out"):
+    with pytest.raises(
+        WriteError, match=r"cannot make the folder .*/file/decoded-glyphs: Not a directory; choose another --out"
+    ):
         reproduce(make_study("glyphs", tmp_path, tmp_path / "file"))
 
 
@@ -428,7 +451,7 @@ def test_means_intervals_and_gains_paired_by_seed():
     assert rows[1]["gain"]["recall@1"] == pytest.approx({"mean": -4, "half": t * 1})
     rows.append({"row": "gone", "recipe": "sop", "paper": {"recall@1": 1.0}, "not_run": "no | data"})
     written = {"table": "x", "about": "about", "figures": ["recall@1"], "paper_on": "", "baseline": "both", "seeds": 2}
-    written |= {"changes": ["train.epochs=3"], "paper": True, "rows": rows}
+    written |= {"changes": ["train.epochs=3"], "rows": rows}
     lines = table_lines(written)
     assert lines[4:9] == [
         "| data | row | recall@1 | recall@1 against both | protocol |",
@@ -445,11 +468,11 @@ def test_the_best_test_epoch_stands_apart():
     row = {"row": "both", "recipe": "cub", "paper": None, "protocol": protocol, "seconds": [60.0, 120.0]}
     row |= {"metrics": [{"recall@1": 0.5}, {"recall@1": 0.6}], "best_test": [0.6, 0.7]}
     written = {"table": "x", "about": "", "figures": ["recall@1"], "paper_on": "", "baseline": "", "seeds": 2}
-    lines = table_lines(written | {"changes": [], "jobs": 3, "paper": False, "rows": [row_of(row, ["recall@1"], None)]})
+    lines = table_lines(written | {"changes": [], "jobs": 3, "rows": [row_of(row, ["recall@1"], None)]})
     assert lines[4].endswith("| recall@1 of the best TEST epoch: to stand beside papers that choose so, no result |")
     assert lines[6] == ("| cub | both | 55.0 ± 63.5 | the last of 3 epochs, 9 validation classes | 65.0 ± 63.5 |")
     assert lines[-2] == "Made by `intrabatch reproduce x --seeds 2 --jobs 3`."
-    assert lines[-1] == "Minutes of training, evaluation left out: both 1.5."
+    assert lines[-1] == "Minutes of training, evaluation left out: cub, both 1.5."
 
 
 def test_a_report_goes_where_it_is_asked_for(tmp_path, two_rows, monkeypatch):
@@ -467,7 +490,7 @@ def test_a_report_goes_where_it_is_asked_for(tmp_path, two_rows, monkeypatch):
         .endswith(
             "intrabatch 0.1 (commit 0123456, with uncommitted changes), torch 2.4, Linux, device cpu, "
             "1 thread a training.\n"
-            "Minutes of training, evaluation left out: both 1.5; cross-entropy 1.5.\n"
+            "Minutes of training, evaluation left out: glyphs, both 1.5; glyphs, cross-entropy 1.5.\n"
         )
     )
     assert json.loads((tmp_path / "docs" / "two.json").read_text())["table"] == "two"

@@ -139,6 +139,19 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(tmp_path, config, ima
     assert len(bad["images"]) == config.batch.size
 
 
+def test_a_stop_while_the_last_epoch_is_validated_leaves_the_final_figures_to_a_resume(tmp_path, images):
+    class StopAtTheEnd(Quiet):
+        def epoch(self, record):
+            if record["epoch"] == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    config = tiny_config("train.epochs=2")
+    with pytest.raises(Interrupted):
+        train(config, images, tmp_path / "run", StopAtTheEnd())
+    assert not (tmp_path / "run" / "metrics.json").exists()
+    assert same(weights(resume(tmp_path / "run", images)), weights(train(config, images, tmp_path / "whole")))
+
+
 def test_validation_protocol_keeps_the_best_epoch(tmp_path, images):
     run = train(tiny_config("train.epochs=4", "train.protocol=validation"), images, tmp_path / "run")
     scores = [record["val/recall@1"] for record in run.history()]
@@ -274,9 +287,20 @@ def test_whitening_is_learned_from_training_images_and_kept_with_the_weights(tmp
     expected = (raw - raw.mean(0)) @ (directions / values**0.5 @ directions.T)
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     assert np.abs(whitened - expected).max() < 1e-3
+    config = tiny_config("train.epochs=2", "model.whiten=0.5", "train.watch_test=true", "optim.ema=0.5")
+    watched = train(config, images, tmp_path / "watched")
+    last, kept = watched.history()[-1], watched.read_json("metrics.json")
+    assert last["test/map@r"] == pytest.approx(kept["metrics"]["map@r"]) and kept["protocol"]["whitened"] == 0.5
     again = trained.evaluate(images.only("test"), "test")["metrics"]
     assert again == pytest.approx(run.read_json("metrics.json")["metrics"])
     assert left.keys() < right.keys()
+
+
+def test_whitening_needs_more_images_than_directions(tmp_path, images):
+    expected = r"model\.whiten needs more training images than model\.dim = 512, but there are \d+; set"
+    with pytest.raises(ConfigError, match=expected):
+        train(tiny_config("model.whiten=0.1", "model.dim=512"), images, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_without_test_images_the_figures_are_of_the_validation_classes(tmp_path, images):

@@ -202,7 +202,7 @@ def _influence(commands: Any) -> None:
 
 def _reproduce(commands: Any) -> None:
     example = "intrabatch reproduce training-losses --data data/"
-    parser = _command(commands, do.run_reproduce, "run a table of the paper, its figures beside ours", example)
+    parser = _command(commands, do.run_reproduce, "run a table: the paper's figures beside ours", example)
     parser.add_argument("table", metavar="TABLE", nargs="?", help="its name, as --list gives it")
     parser.add_argument("--list", action="store_true", help="list the tables")
     parser.add_argument("--data", type=Path, metavar="DIR", help="the folder that holds the benchmarks")

@@ -122,8 +122,8 @@ class ModelConfig:
     pooling: Literal["avg", "max", "avg+max", "gem", "native"] = "max"
     """how the feature map becomes a vector; native leaves it to timm's model (transformers)"""
     output_stride: Literal[32, 16, 8] = 32
-    """pixels of the image to a step of the backbone's last feature map; 16 makes the map twice as fine and training
-    about half as slow again (convolutional networks)"""
+    """convolutional networks: pixels of the image to a step of the last feature map; 16 makes the map twice as fine
+    and training slower"""
     layer_norm: bool = False
     """normalise the pooled features (no learned scale or shift) before the embedding layer"""
     dim: int = 512
@@ -131,8 +131,9 @@ class ModelConfig:
     batch_norm: Literal["trained", "frozen"] = "trained"
     """frozen keeps the backbone's batch-norm statistics and scales as they came"""
     whiten: float = 0.0
-    """after training, the spread of embeddings along each principal direction of the training images is divided by its
-    power 2 x this; 0.5 makes all directions count alike, 0 leaves them as they are"""
+    """before embeddings are measured or kept, they are centred, and each principal direction of the training images'
+    embeddings is divided by its standard deviation to the power 2 x this; 0.5 makes all directions count alike, 0 is
+    off"""
 
     def __post_init__(self) -> None:
         require(self.dim >= 1, f"model.dim is {self.dim}; expected at least 1")

@@ -30,7 +30,7 @@ from .errors import ConfigError, DataError, RunError, did_you_mean
 from .model import Network
 from .progress import Progress, Quiet
 from .run import Run
-from .train import Training, require_judge
+from .train import Training, require_judge, require_spread
 from .trained import restored_network
 
 SOFTENING = 4.0
@@ -96,6 +96,10 @@ class Student(Network):
         self.loss.weights["teacher"] = self.lesson.weight
         self._teacher = (teacher.eval().requires_grad_(False),)  # in a tuple, or it would be trained and saved too
 
+    def fuse(self) -> None:
+        super().fuse()
+        self._teacher[0].fuse()
+
     def forward(self, images_B3HW: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
         """The losses of a batch by name: "auxiliary" and "teacher"."""
         embeddings_BD = self.embeddings(images_B3HW)
@@ -104,7 +108,7 @@ class Student(Network):
     def _taught(self, images_B3HW: Tensor, embeddings_BD: Tensor) -> Tensor:
         (teacher,) = self._teacher
         with torch.no_grad():
-            theirs_BD = teacher.embedder(images_B3HW).float()
+            theirs_BD = teacher.embeddings(images_B3HW).float()
         with torch.autocast(embeddings_BD.device.type, enabled=False):
             if not self.lesson.by_logits:
                 return self.lesson.loss(embeddings_BD.float(), _refined(teacher, theirs_BD))
@@ -159,6 +163,7 @@ def distil(
     classes = images.only("train").classes
     _require_lesson(taught_by, how, config, classes)
     require_judge(config, images)
+    require_spread(config, len(images.only("train")))
     taught_by.load_weights()  # before the folder is made: are they there?
     device = pick_device(config.train.device)
     run = Run.create(out, config, images, classes, str(device))

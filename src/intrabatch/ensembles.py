@@ -252,7 +252,7 @@ def _on_one_test_set(paths: Sequence[Path], data: str | None, change: Change) ->
         images = trained[0].own_images()
     if images.splits is None:
         return trained, images, "all"
-    split = _tested_split(images.splits.tolist())
+    split = tested_split(images.splits.tolist())
     return trained, images.only(split), split
 
 
@@ -263,7 +263,7 @@ def _opened(path: Path, change: Change) -> Trained:
     return replace(Trained.open(path, config.train.device), run=replace(run, config=config))
 
 
-def _tested_split(splits: Iterable[str]) -> str:
+def tested_split(splits: Iterable[str]) -> str:
     """The split that figures are of: test where there is one."""
     present = set(splits)
     return next((split for split in ("test", "val") if split in present), "train")
@@ -290,5 +290,5 @@ def _test_list(path: Path) -> list[tuple[str, ...]]:
         raise RunError(f"{path} is not a run folder: splits.csv is missing")
     with table.open(newline="", encoding="utf-8") as handle:
         rows = list(csv.DictReader(handle))
-    split = _tested_split(row["split"] for row in rows)
+    split = tested_split(row["split"] for row in rows)
     return sorted((row["path"], row["label"], row["role"]) for row in rows if row["split"] == split)

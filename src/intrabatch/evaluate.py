@@ -108,6 +108,7 @@ def protocol_of(run: Run, epoch: int, split: str, images: ImageSet) -> dict[str,
         "recipe": config.recipe,
         "refinement": "none",
     }
+    protocol |= {"whitened": config.model.whiten} if config.model.whiten else {}
     protocol |= {"warning": AS_PUBLISHED} if config.train.protocol == "as-published" else {}
     return protocol | describe_set(images)
 

@@ -66,8 +66,10 @@ def _published(recipe: str, batch: tuple[int, int], rate: float, decay: float, t
 
 
 def cub() -> Config:
-    """CUB-200-2011 by our own recipe: Proxy Anchor with message passing beside it, every setting chosen on training
-    classes held out (`intrabatch reproduce cub-choice`)."""
+    """CUB-200-2011 by our own recipe: Proxy Anchor with message passing beside it.
+
+    Chosen on training classes held out: `intrabatch reproduce cub-choice`, and LOG.md for the rounds before.
+    """
     return Config(
         recipe="cub",
         data=DataConfig(source="cub"),

@@ -126,6 +126,6 @@ def compile_where_it_pays(network: Network, wanted: str, num_images: int) -> boo
 
 
 def forget_compiled() -> None:
-    """Compile again at the next call. PyTorch up to 2.11 does not see that a parameter has begun to learn, and in a
-    process of many trainings it gives up compiling after the eighth."""
+    """Compile again at the next call, whatever this process has compiled. PyTorch up to 2.11 does not see that a
+    parameter has begun to learn, and in a process of many trainings it gives up compiling after the eighth."""
     torch._dynamo.reset()

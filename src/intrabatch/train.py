@@ -75,9 +75,19 @@ def train(config: Config, images: ImageSet, out: Path, progress: Progress | None
     classes = images.only("train").classes
     require_classes(len(classes), config.batch)
     require_judge(config, images)
+    require_spread(config, len(images.only("train")))
     device = pick_device(config.train.device)
     run = Run.create(out, config, images, classes, str(device))
     return Training(run, images, device, progress or Quiet()).go()
+
+
+def require_spread(config: Config, num_images: int) -> None:
+    """Stop before training where there are too few training images to know how embeddings spread."""
+    if config.model.whiten and num_images <= config.model.dim:
+        raise ConfigError(
+            f"model.whiten needs more training images than model.dim = {config.model.dim}, but there are {num_images}; "
+            f"set model.whiten=0 or a smaller model.dim"
+        )
 
 
 def require_judge(config: Config, images: ImageSet) -> None:
@@ -133,9 +143,9 @@ class Training:
         self.progress.say(f"backbone {config.model.backbone}: {self.network.embedder.weights_from}")
         try:
             with quick_convolutions():
-                pixels = open_pixels(self.train_images, config.image, self.device)
-                self._train(pixels)
-                return self._finish(pixels)
+                self.pixels = open_pixels(self.train_images, config.image, self.device)
+                self._train(self.pixels)
+                return self._finish()
         except torch.cuda.OutOfMemoryError:
             raise out_of_memory(self.device, config.batch, config.image.store) from None
 
@@ -162,6 +172,8 @@ class Training:
                         forget_compiled()  # from here on the backbone learns too
                         steps.record_anew()
                     self._train_epoch(pixels, steps, stopped)
+                if stopped.is_set():  # in the last epoch's validation: all but the final figures is done and saved
+                    raise Interrupted(self.run, self.position.epoch, 0)
         finally:
             self.progress.end()
 
@@ -289,13 +301,10 @@ class Training:
         if protocol == "as-published" and epoch in RELOADED_AFTER and self.kept:
             self.network.load_state_dict(self.kept)
 
-    def _finish(self, pixels: Pixels) -> Run:
+    def _finish(self) -> Run:
         """Save the weights that the protocol keeps, and measure them once on the test classes."""
         self.network.load_state_dict(self.kept or self._moving_state())
-        embedder = self.network.embedder
-        if embedder.whitening is not None:
-            seen_ND = embed_crops(embedder, pixels.test_crops(), self.precision, unit=False)
-            embedder.whitening.fit(torch.from_numpy(seen_ND), self.config.model.whiten)
+        self._whiten()
         self.run.save_weights(self.network.state_dict())
         epoch = int(self.position.best.get("epoch", self.position.epoch))
         figures = self._final_figures(epoch) | {"epoch": epoch, "untrained": self.position.untrained}
@@ -322,13 +331,23 @@ class Training:
     def _figures(self, evaluator: Evaluator) -> dict[str, float]:
         """Retrieval figures of the weights as they would be kept now."""
         if not self.average or not self.position.epoch:
+            self._whiten()
             return evaluator.retrieval(self.network.embedder, self.precision)
         moving = {name: tensor.clone() for name, tensor in self.network.state_dict().items()}
         self.network.load_state_dict(self.average.average)
         try:
+            self._whiten()
             return evaluator.retrieval(self.network.embedder, self.precision)
         finally:
             self.network.load_state_dict(moving)
+
+    def _whiten(self) -> None:
+        """Fit the embedder's whitening, if it has one, to the training images as it embeds them now."""
+        embedder = self.network.embedder
+        if embedder.whitening is not None:
+            crops = self.pixels.test_crops(self.config.evaluation.batch)
+            seen_ND = embed_crops(embedder, crops, self.precision, unit=False)
+            embedder.whitening.fit(torch.from_numpy(seen_ND), self.config.model.whiten)
 
     def _moving_state(self) -> dict[str, Tensor]:
         """The weights as they would be kept now."""

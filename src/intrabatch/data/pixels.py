@@ -49,7 +49,7 @@ def open_pixels(images: ImageSet, config: ImageConfig, device: torch.device) -> 
     """Store the images where they fit: `image.store`, or the first of device, memory, stream that has room for them."""
     where: str = config.store
     if where == "auto":
-        where = roomiest(estimate_bytes(images, config), device)
+        where = roomiest(estimate_bytes(images, config.resize), device)
     if where == "stream":
         return HostPixels.streamed(images, config, device)
     stored = StoredImages.decoded(images, config)
@@ -238,10 +238,10 @@ def finished(crops_B3CC: Tensor, views: Views, config: ImageConfig) -> Tensor:
     return crops_B3CC
 
 
-def estimate_bytes(images: ImageSet, config: ImageConfig) -> int:
+def estimate_bytes(images: ImageSet, side: int) -> int:
     """Bytes of all images once decoded, from a sample of at most 64."""
     sample = np.linspace(0, len(images) - 1, min(64, len(images))).astype(int)
-    return int(np.mean([read_small(images, int(i), config.resize).numel() for i in sample]) * len(images))
+    return int(np.mean([read_small(images, int(i), side).numel() for i in sample]) * len(images))
 
 
 def roomiest(num_bytes: int, device: torch.device) -> str:

@@ -7,30 +7,32 @@ the other. Images are decoded once for all of them, into a file that lies in the
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import multiprocessing
 import os
 import pickle
 import shutil
+import signal
 import sys
-import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache
 from multiprocessing import connection
 from multiprocessing.queues import Queue
 from pathlib import Path
+from types import FrameType
 
 import torch
 
 from .. import settings
-from ..config import Config, DataConfig, ImageConfig
+from ..config import Config, DataConfig
 from ..data.image_set import ImageSet
 from ..data.packed import pack
 from ..data.pixels import estimate_bytes
-from ..ensembles import ensemble_figures, require_same_settings, student_run, trained_run
+from ..ensembles import ensemble_figures, require_same_settings, student_run, tested_split, trained_run
 from ..errors import ConfigError, IntrabatchError, WriteError
 from ..progress import Progress, Quiet
 from ..run import Run
@@ -47,15 +49,36 @@ def reproduce(study: Study, progress: Progress | None = None, jobs: int = 1) -> 
     """Run every row that is not done, `jobs` trainings side by side; returns the table, written as it grows."""
     if jobs < 1:
         raise ConfigError(f"--jobs is {jobs}; expected 1 or more")
+    shutil.rmtree(study.decoded, ignore_errors=True)  # of a study that was killed
     try:
-        study.out.mkdir(parents=True, exist_ok=True)
+        study.decoded.mkdir(parents=True)
     except OSError as error:
-        raise WriteError(f"cannot make the folder {study.out}: {error.strerror}; choose another --out") from None
+        raise WriteError(f"cannot make the folder {study.decoded}: {error.strerror}; choose another --out") from None
     try:
-        with tempfile.TemporaryDirectory(prefix="decoded-", dir=study.out) as decoded:
-            return _reproduced(replace(study, decoded=Path(decoded)), plan(study), progress or Quiet(), jobs)
+        with _told_to_end():
+            return _reproduced(study, plan(study), progress or Quiet(), jobs)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("stopped; what is done is kept. Go on with: the same command") from None
+    finally:
+        _images_of.cache_clear()
+        shutil.rmtree(study.decoded, ignore_errors=True)
+
+
+@contextmanager
+def _told_to_end() -> Iterator[None]:
+    """A termination, or a terminal that closes, ends the study as Ctrl-C does."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    here = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGTERM, signal.SIGHUP) if here else ()
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _reproduced(study: Study, planned: Sequence[Planned], progress: Progress, jobs: int) -> Figures:
@@ -63,7 +86,8 @@ def _reproduced(study: Study, planned: Sequence[Planned], progress: Progress, jo
     if jobs > 1:
         trials = _missing_trials(study, planned)
         _side_by_side(study, [trial for trial in trials if not trial.student], jobs, progress)
-        _side_by_side(study, [trial for trial in trials if trial.student], jobs, progress)
+        students = [trial for trial in trials if trial.student and _is_done(study, trial.teacher)]
+        _side_by_side(study, students, jobs, progress)
     outcomes: list[Figures] = []
     for one in planned:
         outcomes.append(_outcome(study, one, progress))
@@ -77,8 +101,12 @@ def _require_same_study(study: Study, planned: Sequence[Planned]) -> None:
     """Before a table is written over: were the runs that lie there trained with the settings asked for now?"""
     for one in planned:
         for trial in [] if one.problem else [trial for trials in one.repetitions for trial in trials]:
-            if (study.path(trial) / "metrics.json").is_file():
+            if _is_done(study, trial):
                 require_same_settings(Run.open(study.path(trial)), study.config(trial))
+
+
+def _is_done(study: Study, trial: Trial) -> bool:
+    return (study.path(trial) / "metrics.json").is_file()
 
 
 # One row
@@ -137,11 +165,13 @@ def _measured(study: Study, row: Row, trials: Sequence[Trial], progress: Progres
         figures: Figures = runs[0].read_json("metrics.json")
         return figures
     trained = [Trained.open(run.path, run.config.train.device) for run in runs]
-    images = _images(runs[0].config, study.decoded).only("test")
+    images = _images(runs[0].config, study.decoded)
+    assert images.splits is not None
+    split = tested_split(images.splits.tolist())
     if len(runs) > 1:
-        return ensemble_figures(trained, images, "test")
+        return ensemble_figures(trained, images.only(split), split)
     config = settings.update(runs[0].config, {"evaluation": {"refine": row.refine}})
-    return replace(trained[0], run=replace(runs[0], config=config)).evaluate(images, "test")
+    return replace(trained[0], run=replace(runs[0], config=config)).evaluate(images.only(split), split)
 
 
 def _finished(study: Study, trial: Trial, progress: Progress) -> Run:
@@ -154,23 +184,26 @@ def _finished(study: Study, trial: Trial, progress: Progress) -> Run:
 
 
 def _images(config: Config, decoded: Path) -> ImageSet:
-    """The images with their split, checked and decoded by the first process that wants them."""
-    return _images_of(config.data, config.image, decoded)
+    """The images with their split, checked and decoded the first time they are wanted."""
+    return _images_of(config.data, config.image.resize, decoded)
 
 
 @lru_cache(maxsize=1)
-def _images_of(data: DataConfig, image: ImageConfig, decoded: Path) -> ImageSet:
-    what = f"{data} {image.resize}"
-    kept = decoded / hashlib.sha256(what.encode()).hexdigest()[:16]
-    with (decoded / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not kept.exists():
-            images = prepared_images(replace(Config(), data=data), skip_broken=False, say=lambda text: None)
-            if estimate_bytes(images, image) < shutil.disk_usage(decoded).free / 2:
-                images = pack(images, image.resize, kept.with_suffix(".pixels"))
-            kept.write_bytes(pickle.dumps(images))
-    found: ImageSet = pickle.loads(kept.read_bytes())
-    return found
+def _images_of(data: DataConfig, side: int, decoded: Path) -> ImageSet:
+    kept = decoded / _name(data, side)
+    if kept.exists():
+        found: ImageSet = pickle.loads(kept.read_bytes())
+        return found
+    images = prepared_images(replace(Config(), data=data), skip_broken=False, say=lambda text: None)
+    whatever_split = replace(data, val_fraction=0.0, test_fraction=0.0, split_seed=0, hide_test=False)
+    if estimate_bytes(images, side) < shutil.disk_usage(decoded).free / 2:
+        images = pack(images, side, decoded / f"{_name(whatever_split, side)}.pixels")
+    write_whole(kept, lambda fresh: fresh.write_bytes(pickle.dumps(images)))
+    return images
+
+
+def _name(data: DataConfig, side: int) -> str:
+    return hashlib.sha256(f"{data} {side}".encode()).hexdigest()[:16]
 
 
 # Side by side
@@ -181,33 +214,50 @@ def _missing_trials(study: Study, planned: Sequence[Planned]) -> list[Trial]:
     rows = [one for one in planned if not one.problem and _done(study, one) is None]
     trials = [trial for one in rows for trials in one.repetitions for trial in trials]
     wanted = dict.fromkeys([*(trial.teacher for trial in trials), *trials])
-    return [trial for trial in wanted if not (study.path(trial) / "metrics.json").is_file()]
+    return [trial for trial in wanted if not _is_done(study, trial)]
 
 
 def _side_by_side(study: Study, trials: Sequence[Trial], jobs: int, progress: Progress) -> None:
     """The trainings, taken one after the other by `jobs` processes; a stop lets all of them save first."""
+    for trial in trials:
+        with suppress(IntrabatchError):  # told by the row
+            _images(study.config(trial), study.decoded)
     context = multiprocessing.get_context("spawn")
     left: Queue[Trial | None] = context.Queue()
-    for trial in [*trials, *[None] * jobs]:
-        left.put(trial)
-    processes = [
-        context.Process(target=_train_in_turn, args=(study, left, jobs)) for _ in range(min(jobs, len(trials)))
-    ]
+    for one in [*trials, *[None] * jobs]:
+        left.put(one)
+    processes = []
+    untold = {study.path(trial) for trial in trials}
     with stop_signals() as stopped:
-        for process in processes:
-            process.start()
-        untold = {study.path(trial) for trial in trials}
-        while any(process.is_alive() for process in processes) and not stopped.is_set():
-            connection.wait([process.sentinel for process in processes if process.is_alive()], timeout=1)
-            _tell_finished(untold, progress)
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.join()
-    left.cancel_join_thread()
+        try:
+            with _deaf_to_ctrl_c():
+                for _ in range(min(jobs, len(trials))):
+                    processes.append(context.Process(target=_train_in_turn, args=(study, left, jobs)))
+                    processes[-1].start()
+            while any(process.is_alive() for process in processes) and not stopped.is_set():
+                connection.wait([process.sentinel for process in processes if process.is_alive()], timeout=1)
+                _tell_finished(untold, progress)
+        finally:
+            for process in processes:
+                process.terminate()
+            left.cancel_join_thread()
+            for process in processes:
+                process.join()
     if stopped.is_set():
         raise KeyboardInterrupt
     _tell_finished(untold, progress)
+
+
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """Processes started now are so too: Ctrl-C goes to the first process alone, which tells each of them once."""
+    here = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if here else None
+    try:
+        yield
+    finally:
+        if here:
+            signal.signal(signal.SIGINT, before)
 
 
 def _tell_finished(left: set[Path], progress: Progress) -> None:
@@ -219,9 +269,10 @@ def _tell_finished(left: set[Path], progress: Progress) -> None:
 
 def _train_in_turn(study: Study, left: Queue[Trial | None], jobs: int) -> None:
     """In a process of its own, with its share of the processor. An error is told by the row, which tries again."""
-    os.setpgrp()  # Ctrl-C goes to the first process alone, which tells this one once: a second time would not save
+    os.setpgrp()  # training listens to Ctrl-C again, which a terminal sends to a whole group
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
-    while (trial := left.get()) is not None:
+    first = multiprocessing.parent_process()
+    while first is not None and first.is_alive() and (trial := left.get()) is not None:
         try:
             _finished(study, trial, Quiet())
         except IntrabatchError:

@@ -81,12 +81,15 @@ class Study:
     changes: tuple[str, ...] = ()
     report: Path | None = None
     """Where the table goes as Markdown, and as JSON beside it; by default OUT/TABLE.md."""
-    decoded: Path = Path()
-    """Where decoded images lie while the study runs."""
 
     @property
     def table(self) -> Table:
         return TABLES[self.name]
+
+    @property
+    def decoded(self) -> Path:
+        """Where decoded images lie while the study runs."""
+        return self.out / f"decoded-{self.name}"
 
     def path(self, trial: Trial) -> Path:
         return self.out / "runs" / trial.folder

@@ -25,7 +25,6 @@ def table_of(study: Study, outcomes: Sequence[Figures], jobs: int = 1) -> Figure
         "baseline": table.baseline,
         "seeds": study.seeds,
         "jobs": jobs,
-        "paper": any(row.paper for row in table.rows),
         "changes": list(study.changes),
         "rows": [row_of(one, table.figures, base.get(one["recipe"])) for one in outcomes],
     }
@@ -59,23 +58,24 @@ def _percent(values: Sequence[float]) -> dict[str, float]:
 def table_lines(table: Figures) -> list[str]:
     """The table for a person, in Markdown: in each cell the paper's figure and ours."""
     names, seeds = table["figures"], table["seeds"]
+    papers = any(row["paper"] for row in table["rows"])
     gained = seeds > 1 and any("gain" in row for row in table["rows"])
     against = [f"{names[0]} against {table['baseline']}"] if gained else []
     watched = any(BEST_TEST in row for row in table["rows"])
     header = ["data", "row", *names, *against, "protocol", *([WATCHED] if watched else [])]
-    lines = [f"# {table['table']}: {table['about']}", "", _explained(table), ""]
+    lines = [f"# {table['table']}: {table['about']}", "", _explained(table, papers), ""]
     lines += [_line(header), _line(["---"] * len(header))]
     for row in table["rows"]:
-        cells = [_both(row, name) if table["paper"] else _ours(row, name) for name in names]
+        cells = [_figure(row, name, papers) for name in names]
         gain = [_cell(row.get("gain", {}).get(names[0]), sign="+")] if gained else []
         best = [_cell(row.get(BEST_TEST))] if watched else []
         lines.append(_line([row["recipe"], row["row"], *cells, *gain, _protocol(row), *best]))
     return [*lines, "", *_footer(table)]
 
 
-def _explained(table: Figures) -> str:
+def _explained(table: Figures, papers: bool) -> str:
     paper = f"the paper's figure on {table['paper_on']}" if table["paper_on"] else "the paper's figure"
-    cell = f"{paper} / ours" if table["paper"] else "our figure"
+    cell = f"{paper} / ours" if papers else "our figure"
     interval = ""
     if table["seeds"] > 1:
         interval = f" Ours: mean of {table['seeds']} repetitions ± half of the 95 % t interval"
@@ -83,17 +83,10 @@ def _explained(table: Figures) -> str:
     return f"Each cell: {cell}, in percent.{interval}"
 
 
-def _paper(row: Figures, name: str) -> str:
-    value = (row["paper"] or {}).get(name)
-    return "–" if value is None else f"{value:.1f}"
-
-
-def _ours(row: Figures, name: str) -> str:
-    return _cell(row.get("ours", {}).get(name))
-
-
-def _both(row: Figures, name: str) -> str:
-    return f"{_paper(row, name)} / {_ours(row, name)}"
+def _figure(row: Figures, name: str, papers: bool) -> str:
+    """Ours, after the paper's in a table that has any."""
+    paper, ours = (row["paper"] or {}).get(name), _cell(row.get("ours", {}).get(name))
+    return f"{'–' if paper is None else f'{paper:.1f}'} / {ours}" if papers else ours
 
 
 def _cell(found: dict[str, float] | None, sign: str = "") -> str:
@@ -122,9 +115,9 @@ def _footer(table: Figures) -> list[str]:
     lines = [f"Made by `intrabatch reproduce {table['table']} --seeds {table['seeds']}{jobs}{sets}`."]
     made = [_made_with(row["environment"]) for row in table["rows"] if "environment" in row]
     took = [
-        f"{row['row']} {sum(row['seconds']) / len(row['seconds']) / 60:.1f}"
+        f"{row['recipe']}, {row['row']} {sum(row['seconds']) / len(row['seconds']) / 60:.1f}"
         for row in table["rows"]
-        if "seconds" in row
+        if min(row.get("seconds", [0])) > 0
     ]
     told = [f"Minutes of training, evaluation left out: {'; '.join(took)}."] if took else []
     return [*lines, *dict.fromkeys(made), *told]
@@ -132,8 +125,9 @@ def _footer(table: Figures) -> list[str]:
 
 def _made_with(made: Figures) -> str:
     """Versions and machine; rows of one table may differ in them."""
-    commit, _, changed = (made["git"] or "").partition("-")
-    said = f" (commit {commit[:7]}{', with uncommitted changes' if changed else ''})" if commit else ""
+    commit = made["git"] or ""
+    changed = ", with uncommitted changes" if commit.endswith("-dirty") else ""
+    said = f" (commit {commit.removesuffix('-dirty')[:7]}{changed})" if commit else ""
     versions = f"intrabatch {made['intrabatch']}{said}, torch {made['packages']['torch']}"
     system, threads = made["platform"].partition("-")[0], made["cpu_threads"]
     return f"{versions}, {system}, device {made['device']}, {threads} thread{'s' * (threads > 1)} a training."
