@@ -286,7 +286,8 @@ def test_inshop_with_another_status(tmp_path: Path) -> None:
 
 TINY = [
     "--set", "model.backbone=resnet10t", "--set", "model.weights=none", "--set", "image.crop=8", "--set",
-    "image.resize=8", "--set", "messages.heads=2", "--set", "model.dim=4", "--set", "batch.classes=2", "--set", "batch.images=2", "--set",
+    "image.resize=8", "--set", "messages.heads=2", "--set", "model.dim=4", "--set", "batch.classes=2", "--set",
+    "batch.images=2", "--set",
     "batch.redraw=false", "--set", "train.epochs=1", "--set", "data.val_fraction=0", "--set",
     "evaluation.recall_at=[1,2]", "--device", "cpu", "--quiet",
 ]  # fmt: skip

@@ -4,6 +4,9 @@ import json
 import os
 import shlex
 import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -434,6 +437,36 @@ def test_trainings_side_by_side(tmp_path, monkeypatch):
         table["rows"][0]["metrics"][0]
         == Run.open(tmp_path / "runs/glyphs/both/seed0").read_json("metrics.json")["metrics"]
     )
+
+
+@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "SIGHUP", "SIGKILL"])
+def test_trainings_side_by_side_end_with_the_first_process(tmp_path, how):
+    changes = [*TINY, "data.glyph_classes=20", "data.glyph_images=4"]
+    options = [word for change in changes for word in ("--set", change)]
+    command = ["-m", "intrabatch", "reproduce", "glyphs", "--seeds", "9", "--jobs", "2", "--out", str(tmp_path)]
+    runs = tmp_path / "runs"
+    with subprocess.Popen([sys.executable, *command, *options], stderr=subprocess.PIPE, text=True) as first:
+        wait_until(lambda: list(runs.rglob("metrics.json")))
+        first.send_signal(getattr(signal, how))
+        told = first.communicate(timeout=120)[1]
+
+    def at_rest():
+        before = sorted(runs.rglob("*"))
+        time.sleep(4)
+        return sorted(runs.rglob("*")) == before
+
+    wait_until(at_rest)
+    assert len(list(runs.rglob("metrics.json"))) < 20  # of 63
+    if how != "SIGKILL":
+        assert first.returncode == 130 and told.endswith("Go on with: the same command\n")
+        assert not list(tmp_path.glob("decoded-*"))
+
+
+def wait_until(holds, seconds=120):
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.1)
 
 
 # Written down
