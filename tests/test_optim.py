@@ -24,6 +24,12 @@ def test_step_divides_by_ten_after_each_milestone():
     assert found == pytest.approx([1.0] * 10 + [0.1] * 20 + [0.01] * 10)
 
 
+def test_the_schedule_begins_when_the_backbone_learns():
+    found = factors(schedule="cosine", frozen_epochs=1, frozen_factor=5.0, warmup_epochs=0.4)
+    cosine = [0.5 * (1 + math.cos(math.pi * step / 26)) for step in range(26)]
+    assert found == pytest.approx([5.0] * 10 + [0.2, 0.4, 0.6, 0.8] + cosine)
+
+
 def test_cosine_falls_from_one_to_zero():
     found = factors(schedule="cosine")
     assert found == pytest.approx([0.5 * (1 + math.cos(math.pi * step / 40)) for step in range(40)])

@@ -225,9 +225,11 @@ class OptimConfig:
     milestones: tuple[int, ...] = (30,)
     """step schedule: epochs after which the learning rate is divided by 10"""
     warmup_epochs: float = 0.0
-    """epochs over which the learning rate rises linearly from 0"""
+    """epochs over which the learning rate rises linearly from 0, after those with a frozen backbone"""
     frozen_epochs: int = 0
     """epochs at the start in which only the embedding layer and the heads learn"""
+    frozen_factor: float = 1.0
+    """learning rates in those epochs, as a multiple of the full ones"""
     clip: float = 0.0
     """largest norm of the whole gradient; 0 for no clipping"""
     ema: float = 0.0
@@ -237,6 +239,7 @@ class OptimConfig:
         require(self.learning_rate > 0, f"optim.learning_rate is {self.learning_rate}; expected above 0")
         require(0 <= self.ema < 1, f"optim.ema is {self.ema}; expected 0 up to under 1")
         require_at_least(0, "optim", head_factor=self.head_factor, proxy_factor=self.proxy_factor)
+        require_at_least(0, "optim", frozen_factor=self.frozen_factor)
         counted = min(self.milestones, default=1) >= 1
         require(counted, f"optim.milestones is {list(self.milestones)}; expected epochs from 1, such as [30, 50]")
         require_at_least(0, "optim", weight_decay=self.weight_decay, clip=self.clip)

@@ -104,11 +104,14 @@ def _groups(network: Network, config: OptimConfig, left_out: set[int]) -> list[d
 
 def rate_factor(step: int, steps_per_epoch: int, epochs: int, config: OptimConfig) -> float:
     """What the full learning rates are multiplied by at a step, counted from 0 over the whole run."""
-    warmup_steps = config.warmup_epochs * steps_per_epoch
-    if step < warmup_steps:
-        return (step + 1) / (warmup_steps + 1)
+    frozen_steps = config.frozen_epochs * steps_per_epoch
+    if step < frozen_steps:
+        return config.frozen_factor
+    first = frozen_steps + config.warmup_epochs * steps_per_epoch
+    if step < first:
+        return (step - frozen_steps + 1) / (first - frozen_steps + 1)
     if config.schedule == "cosine":
-        progress = (step - warmup_steps) / max(1.0, epochs * steps_per_epoch - warmup_steps)
+        progress = (step - first) / max(1.0, epochs * steps_per_epoch - first)
         return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
     if config.schedule == "step":
         return float(0.1 ** sum(step // steps_per_epoch >= milestone for milestone in config.milestones))

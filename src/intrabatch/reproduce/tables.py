@@ -92,6 +92,7 @@ TRIED: dict[str, tuple[str, ...]] = {
     "our recipe": (),
     "a finer feature map, without messages": (*FINER, *NO_MESSAGES),
     "a finer feature map": FINER,
+    "heads first": ("optim.frozen_epochs=3", "optim.frozen_factor=5"),
     "whitened more": ("model.whiten=0.25",),
     "not whitened": ("model.whiten=0",),
     "cross-entropy": (*CROSS_ENTROPY, *NO_MESSAGES),
