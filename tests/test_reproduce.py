@@ -21,7 +21,7 @@ from intrabatch.recipes import get_recipe
 from intrabatch.reproduce import list_tables, make_study, plan, plan_lines, reproduce, running, table_lines
 from intrabatch.reproduce.study import LONGEST_NAME, Trial
 from intrabatch.reproduce.tables import TABLES, Row, Table
-from intrabatch.reproduce.written import row_of
+from intrabatch.reproduce.written import WATCHED, row_of
 from intrabatch.run import Run
 from intrabatch.settings import override
 from intrabatch.trained import Trained
@@ -502,7 +502,7 @@ def test_the_best_test_epoch_stands_apart():
     row |= {"metrics": [{"recall@1": 0.5}, {"recall@1": 0.6}], "best_test": [0.6, 0.7]}
     written = {"table": "x", "about": "", "figures": ["recall@1"], "paper_on": "", "baseline": "", "seeds": 2}
     lines = table_lines(written | {"changes": [], "jobs": 3, "rows": [row_of(row, ["recall@1"], None)]})
-    assert lines[4].endswith("| recall@1 of the best TEST epoch: to stand beside papers that choose so, no result |")
+    assert lines[4].endswith(f"| {WATCHED} |")
     assert lines[6] == ("| cub | both | 55.0 ± 63.5 | the last of 3 epochs, 9 validation classes | 65.0 ± 63.5 |")
     assert lines[-2] == "Made by `intrabatch reproduce x --seeds 2 --jobs 3`."
     assert lines[-1] == "Minutes of training, evaluation left out: cub, both 1.5."

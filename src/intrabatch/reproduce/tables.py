@@ -66,7 +66,7 @@ def _glyphs(name: str, paper_on_cub: tuple[float, ...], *changes: str, **test: A
     yield from rows_of(name, {"glyphs": paper_on_cub}, *changes, all_classes=False, **test)
 
 
-FINALLY = (ALL_CLASSES, "train.watch_test=true", "train.validate_every=2")
+FINALLY = (ALL_CLASSES, "train.watch_test=true", "train.validate_every=5")
 """Trained on all training classes; the test classes are measured on the way too, and choose nothing."""
 ON_VALIDATION = ("data.hide_test=true", "data.val_fraction=0.5", "train.validate_every=0")
 """Half of the training classes train and the other half judge; nothing is measured on test images."""

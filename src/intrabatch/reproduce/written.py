@@ -9,7 +9,7 @@ from ..statistics import over_seeds
 from .study import Study
 
 BEST_TEST = "best_test_percent"
-WATCHED = "recall@1 of the best TEST epoch: to stand beside papers that choose so, no result"
+WATCHED = "recall@1 of the best TEST epoch that was measured: to stand beside papers that choose so, no result"
 Figures = dict[str, Any]
 
 
