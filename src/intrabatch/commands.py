@@ -276,7 +276,7 @@ def run_config(arguments: Namespace) -> int:
         print(settings.explained(settings.override(get_recipe(arguments.recipe), arguments.set)), end="")
     else:
         for name, recipe in RECIPES.items():
-            print(f"{name:<12} {(recipe.__doc__ or '').splitlines()[0]}")
+            print(f"{name:<14} {(recipe.__doc__ or '').splitlines()[0]}")
     return 0
 
 
