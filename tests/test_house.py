@@ -13,7 +13,7 @@ ROOT = Path(intrabatch.__file__).parent
 # From the ground up. A module may import at its top what stands below it, not what stands beside or above.
 FLOORS = [
     ["_version", "errors"],
-    ["settings", "config", "report.palette", "saving"],
+    ["settings", "config", "report.palette", "saving", "signals"],
     ["recipes"],
     ["data", "messages", "heads", "scores", "report", "progress", "devices"],
     ["group_loss", "many_classes", "neighbours", "metrics", "clustering", "statistics", "backbone"],

@@ -10,7 +10,6 @@ the same weights as a run that was not. Pictures, pages and the command line are
 from __future__ import annotations
 
 import math
-import signal
 import threading
 import time
 import warnings
@@ -18,7 +17,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -37,6 +35,7 @@ from .model import Network
 from .optim import AveragedWeights, Optimizers, rate_factor
 from .progress import Progress, Quiet
 from .run import Run
+from .signals import stop_signals
 from .steps import Steps, compile_where_it_pays, forget_compiled
 
 SELECT_BY = "recall@1"
@@ -169,8 +168,9 @@ class Training:
             with stop_signals() as stopped:
                 while self.position.epoch < epochs:
                     if self.position.epoch == config.optim.frozen_epochs > 0:
-                        forget_compiled()  # from here on the backbone learns too
-                        steps.record_anew()
+                        if self.network.fused:
+                            forget_compiled()
+                        steps.record_anew()  # from here on the backbone learns too
                     self._train_epoch(pixels, steps, stopped)
                 if stopped.is_set():  # in the last epoch's validation: all but the final figures is done and saved
                     raise Interrupted(self.run, self.position.epoch, 0)
@@ -331,15 +331,17 @@ class Training:
     def _figures(self, evaluator: Evaluator) -> dict[str, float]:
         """Retrieval figures of the weights as they would be kept now."""
         if not self.average or not self.position.epoch:
-            self._whiten()
-            return evaluator.retrieval(self.network.embedder, self.precision)
+            return self._retrieval(evaluator)
         moving = {name: tensor.clone() for name, tensor in self.network.state_dict().items()}
         self.network.load_state_dict(self.average.average)
         try:
-            self._whiten()
-            return evaluator.retrieval(self.network.embedder, self.precision)
+            return self._retrieval(evaluator)
         finally:
             self.network.load_state_dict(moving)
+
+    def _retrieval(self, evaluator: Evaluator) -> dict[str, float]:
+        self._whiten()
+        return evaluator.retrieval(self.network.embedder, self.precision)
 
     def _whiten(self) -> None:
         """Fit the embedder's whitening, if it has one, to the training images as it embeds them now."""
@@ -376,24 +378,3 @@ def quick_convolutions() -> Iterator[None]:
             yield
     finally:
         torch.backends.cudnn.benchmark = before
-
-
-@contextmanager
-def stop_signals() -> Iterator[threading.Event]:
-    """An event that Ctrl-C or a termination sets, so that the step under way ends well; the second stops at once."""
-    stopped = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stopped
-        return
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        if stopped.is_set():
-            raise KeyboardInterrupt
-        stopped.set()
-
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stopped
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

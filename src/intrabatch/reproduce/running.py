@@ -15,15 +15,13 @@ import pickle
 import shutil
 import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from multiprocessing import connection
 from multiprocessing.queues import Queue
 from pathlib import Path
-from types import FrameType
 
 import torch
 
@@ -37,7 +35,7 @@ from ..errors import ConfigError, IntrabatchError, WriteError
 from ..progress import Progress, Quiet
 from ..run import Run
 from ..saving import write_whole
-from ..train import stop_signals
+from ..signals import handled, interrupt, stop_signals
 from ..trained import Trained
 from ..workflow import prepared_images
 from .study import Planned, Study, Trial, plan
@@ -55,30 +53,13 @@ def reproduce(study: Study, progress: Progress | None = None, jobs: int = 1) -> 
     except OSError as error:
         raise WriteError(f"cannot make the folder {study.decoded}: {error.strerror}; choose another --out") from None
     try:
-        with _told_to_end():
+        with handled(interrupt, signal.SIGTERM, signal.SIGHUP):
             return _reproduced(study, plan(study), progress or Quiet(), jobs)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("stopped; what is done is kept. Go on with: the same command") from None
     finally:
         _images_of.cache_clear()
         shutil.rmtree(study.decoded, ignore_errors=True)
-
-
-@contextmanager
-def _told_to_end() -> Iterator[None]:
-    """A termination, or a terminal that closes, ends the study as Ctrl-C does."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    here = threading.current_thread() is threading.main_thread()
-    numbers = (signal.SIGTERM, signal.SIGHUP) if here else ()
-    before = {number: signal.signal(number, stop) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _reproduced(study: Study, planned: Sequence[Planned], progress: Progress, jobs: int) -> Figures:
@@ -230,7 +211,7 @@ def _side_by_side(study: Study, trials: Sequence[Trial], jobs: int, progress: Pr
     untold = {study.path(trial) for trial in trials}
     with stop_signals() as stopped:
         try:
-            with _deaf_to_ctrl_c():
+            with handled(signal.SIG_IGN, signal.SIGINT):  # inherited: Ctrl-C is for the first process, which tells them
                 for _ in range(min(jobs, len(trials))):
                     processes.append(context.Process(target=_train_in_turn, args=(study, left, jobs)))
                     processes[-1].start()
@@ -246,18 +227,6 @@ def _side_by_side(study: Study, trials: Sequence[Trial], jobs: int, progress: Pr
     if stopped.is_set():
         raise KeyboardInterrupt
     _tell_finished(untold, progress)
-
-
-@contextmanager
-def _deaf_to_ctrl_c() -> Iterator[None]:
-    """Processes started now are so too: Ctrl-C goes to the first process alone, which tells each of them once."""
-    here = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if here else None
-    try:
-        yield
-    finally:
-        if here:
-            signal.signal(signal.SIGINT, before)
 
 
 def _tell_finished(left: set[Path], progress: Progress) -> None:
