@@ -78,8 +78,8 @@ def test_whitening_is_part_of_the_unit_embedding_and_not_of_the_raw_one():
     model.whitening.fit(raw.detach(), 0.25)
     assert torch.equal(model(images), raw) and not torch.allclose(model.embed(images), unit, atol=0.1)
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.allclose(model.embed(images), model.embed(images[:2].repeat(3, 1, 1, 1))[:1], atol=2)
-        assert model.embed(images).dtype == torch.float32
+        in_half = model.whitening(raw)
+    assert torch.equal(in_half, model.whitening(raw))  # in float32, whatever the backbone computes in
     assert {"whitening.centre_D", "whitening.turn_DD"} <= set(model.state_dict())
     assert not any("whitening" in name for name in embedder().state_dict())
 

@@ -365,3 +365,9 @@ def test_a_killed_run_that_chooses_an_epoch_chooses_the_same(tmp_path, images, m
     again = resume(tmp_path / "killed", images)
     assert same(weights(whole), weights(again))
     assert whole.read_json("metrics.json")["epoch"] == again.read_json("metrics.json")["epoch"]
+
+
+def test_a_copy_without_its_history_can_be_told_its_commit(tmp_path, images, monkeypatch):
+    monkeypatch.setenv("INTRABATCH_COMMIT", "0123456789")
+    run = train(tiny_config("train.epochs=1"), images, tmp_path / "run")
+    assert run.read_json("environment.json")["git"] == "0123456789"

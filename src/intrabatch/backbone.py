@@ -42,8 +42,8 @@ class Pool(nn.Module):
             return map_BSHW.clamp(min=1e-6).pow(self.power).mean((-2, -1)).pow(1 / self.power)
         if self.kind == "avg":
             return map_BSHW.mean((-2, -1))
-        # The gradient goes to the place found here: compiled, amax looks for its maximum again in numbers rounded
-        # otherwise, and where it finds none the gradient is 0 / 0.
+        # The gradient goes to the place found here. amax looks for its maximum again when it goes back; compiled on a
+        # GPU that gave gradients that are no number, presumably where rounding hid the maximum.
         largest_BS = map_BSHW.flatten(2).max(-1).values
         return largest_BS if self.kind == "max" else map_BSHW.mean((-2, -1)) + largest_BS
 

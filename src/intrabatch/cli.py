@@ -209,7 +209,7 @@ def _reproduce(commands: Any) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/reproduce"), help="where runs and tables go")
     parser.add_argument("--dry-run", action="store_true", help="print the commands of every row, run nothing")
     parser.add_argument("--seeds", type=int, metavar="N", help="seeds of every row (default: the table's)")
-    jobs = "trainings side by side (default: 1); on a GPU with nvidia-cuda-mps-control -d running, 8 get more done"
+    jobs = "trainings side by side (default: 1); on one GPU they take turns unless nvidia-cuda-mps-control -d runs"
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help=jobs)
     _add_settings(parser, with_file=False)
     _add_output(parser)

@@ -104,7 +104,7 @@ TRIED: dict[str, tuple[str, ...]] = {
     "... in two steps": (*ON_MESSAGES, "messages.steps=2"),
     "... by eight attention heads": (*ON_MESSAGES, "messages.heads=8"),
 }
-"""What our recipe on CUB was chosen among in the end; LOG.md tells of the rounds before."""
+"""What our recipe on CUB is to be chosen among next; LOG.md tells of the rounds before."""
 BOTH: Paper = {CUB: (70.3, 74.0), "cars196": (88.1, 74.8), "sop": (81.4, 92.6), "inshop": (92.8,)}
 ABLATED: Paper = {CUB: BOTH[CUB], "cars196": BOTH["cars196"]}
 REFINED: Paper = {CUB: (70.8, 74.5), "cars196": (88.6, 76.2)}
@@ -227,7 +227,7 @@ TABLES = {
         seeds=5,
     ),
     "cub-choice": Table(
-        "what our recipe on CUB-200-2011 was chosen among, judged by 50 of the 100 training classes",
+        "what our recipe on CUB-200-2011 is to be chosen among, judged by 50 of the 100 training classes",
         (
             *(Row(name, "cub", (*changes, *ON_VALIDATION)) for name, changes in TRIED.items()),
             *(Row(f"student of {how}", "cub", ON_VALIDATION, student=how) for how in STUDENTS),
